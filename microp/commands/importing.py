@@ -12,27 +12,13 @@ from typing import Any
 
 import yaml
 
-from microp import trace
-from microp.foreign import (
-    UNKNOWN,
-    Aligned,
-    Names,
-    TraceError,
-    align,
-    make_steps,
-    profile_of,
-    read_lanes,
-    record,
-    step_rows,
-    what_if,
-)
+from microp import foreign, trace
 from microp.profiling import to_plain
 from microp.records import WriteError, write_text
 from microp.schedule import to_torch_csv
 from microp.simulator import Simulated, calibrate_steps, critical_path, replay_steps
 from microp.system import CommandParser, redact_words
-from microp.terminal import console
-from microp.terminal.columns import Column, show
+from microp.terminal import columns, console
 
 ROWS = 32  # the most ranks of a timeline
 BUBBLES = {  # with the definitions of `trace.metrics`
@@ -45,9 +31,9 @@ FILE: traces of torch.profiler, one per rank (also .gz); other Chrome or
 Perfetto JSON with a lane per rank; or CSV with the columns rank, op, stage,
 microbatch, start, end.
 
-  python -m microp.import_trace traces/rank*.json --replay
-  python -m microp.import_trace traces/rank*.json --what-if schedule=zb_h1 chunks=32
-  python -m microp.import_trace traces/rank*.json --profile gpu.yaml
+  python -m microp.import_trace rank*.json --replay
+  python -m microp.import_trace rank*.json --what-if schedule=zb_h1 chunks=32
+  python -m microp.import_trace rank*.json --profile gpu.yaml
 
 exit code: 0; 1 if a file cannot be written; 2 for bad input"""
 
@@ -61,9 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _read_options(arguments)
     try:
         _import(options)
-    except (TraceError, WriteError) as error:
+    except (foreign.TraceError, WriteError) as error:
         console.error(str(error))
-        return 2 if isinstance(error, TraceError) else 1
+        return 2 if isinstance(error, foreign.TraceError) else 1
     return 0
 
 
@@ -99,21 +85,21 @@ def _read_options(arguments: list[str] | None) -> argparse.Namespace:
 def _import(options: argparse.Namespace) -> None:
     # 1. read
     with console.err.status("reading the trace"):
-        lanes, notes = read_lanes(options.files, Names(options.names))
-        found = make_steps(lanes)
-        aligned = align(found)
-        rows: list[list[Any]] = step_rows(aligned, found.lanes)
+        lanes, notes = foreign.read_lanes(options.files, foreign.Names(options.names))
+        found = foreign.make_steps(lanes)
+        aligned = foreign.align(found)
+        rows: list[list[Any]] = foreign.step_rows(aligned, found.lanes)
     schedule, last, layers = aligned.schedule, list(aligned.spans.values())[-1], options.layers
     if layers and len(layers) != schedule.stages:
-        raise TraceError(f"--layers has {len(layers)} numbers for {schedule.stages} stages: give one per stage")
+        raise foreign.TraceError(f"--layers has {len(layers)} numbers for {schedule.stages} stages: give one per stage")
     costs, replayed = calibrate_steps(schedule, rows, last), replay_steps(schedule, rows, last)
-    answer = what_if(options.what_if, schedule, costs, layers) if options.what_if else None
+    answer = foreign.what_if(options.what_if, schedule, costs, layers) if options.what_if else None
     notes += [*found.notes, *aligned.notes]
     for note in notes:
         console.warn(note)
     # 2. record and show
     about = {"command": redact_words(sys.argv), "notes": notes, "clocks": aligned.clocks}
-    attempt, summary = record(options.output_dir / "runs", aligned, rows, found.lanes, about, options.name)
+    attempt, summary = foreign.record(options.output_dir / "runs", aligned, rows, found.lanes, about, options.name)
     _show(aligned, summary, replayed if options.replay else None)
     _say(f"{attempt}")
     # 3. what is asked besides
@@ -125,7 +111,7 @@ def _import(options: argparse.Namespace) -> None:
         _say(f"  bubble {' for '.join(bubbles)}; in flight at most {max(trace.in_flight_peak(answer.spans).values())}")
         _assumed(answer.notes)
     if options.profile:
-        profile, assumed = profile_of(aligned, found.lanes, costs, layers, options.rows)
+        profile, assumed = foreign.profile_of(aligned, found.lanes, costs, layers, options.rows)
         text = yaml.safe_dump(to_plain(profile), sort_keys=False, default_flow_style=None, width=120)
         write_text(
             options.profile, f"# Made by python -m microp.import_trace {shlex.join(map(str, options.files))}\n{text}"
@@ -145,10 +131,12 @@ def _import(options: argparse.Namespace) -> None:
         )
 
 
-def _show(aligned: Aligned, summary: dict[str, Any], replayed: Simulated | None) -> None:
+def _show(aligned: foreign.Aligned, summary: dict[str, Any], replayed: Simulated | None) -> None:
     """Print the step, the bubbles, where the time went, and the drawing of the last step."""
     schedule, every = aligned.schedule, list(aligned.spans.values())
-    order = "an order that microp does not build" if schedule.name == UNKNOWN else f"the order is {schedule.name}"
+    order = (
+        "an order that microp does not build" if schedule.name == foreign.UNKNOWN else f"the order is {schedule.name}"
+    )
     _say(f"{len(schedule.ranks)} ranks, {schedule.chunks} microbatches, {len(every)} steps; {order}")
     makespans = [float(trace.makespan(spans)) / 1e6 for spans in every]
     _say(f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end")
@@ -157,8 +145,8 @@ def _show(aligned: Aligned, summary: dict[str, Any], replayed: Simulated | None)
     _say(aligned.clocks)
     _say(f"microbatches in flight, at most: {', '.join(f'{peak:g}' for peak in summary['in_flight_peak'])}")
     times = {kind: [f"{value:.2f}" for value in values] for kind, values in summary["time_ms"].items() if any(values)}
-    ranks = Column("last step, ms", [f"rank {rank}" for rank in range(len(schedule.ranks))], "left", 1)
-    show(console.out, [ranks, *(Column(*column) for column in times.items())], "summary.json")
+    ranks = columns.Column("last step, ms", [f"rank {rank}" for rank in range(len(schedule.ranks))], "left", 1)
+    columns.show(console.out, [ranks, *(columns.Column(*column) for column in times.items())], "summary.json")
     panels: dict[str, Any] = {"measured": every[-1]}
     if replayed is not None:
         moments = [{each: round(getattr(span, each) * 1e6) for each in trace.MOMENTS} for span in replayed]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 import numpy as np
 
@@ -17,8 +17,12 @@ from microp.foreign.clocks import Aligned
 from microp.foreign.reading import Lane
 from microp.job import Workload
 from microp.profiling import (
+    BACKWARD,
     DIVIDED,
+    FULL,
     UNDIVIDED,
+    USUAL,
+    WEIGHT,
     Case,
     Machine,
     Profile,
@@ -49,6 +53,10 @@ def profile_of(
     model = MlpSettings("mlp", sum(sizes), 64, "float32")
     case = _case(aligned, sizes, rows, 1)
     samples = [each for one in (case, _case(aligned, sizes, rows, 2)) for each in samples_of(one, model.kinds)]
+    if not any(each.op == FULL for each in samples):  # a backward and its W, one after the other
+        pairs = product(*([each for each in samples if each.op == op] for op in (BACKWARD, WEIGHT)))
+        same = [(back, after) for back, after in pairs if (back.kinds, back.rows) == (after.kinds, after.rows)]
+        samples += [back._replace(op=FULL, before=USUAL[FULL], ms=back.ms + after.ms) for back, after in same]
     fitted, gaps = fit_times(samples, [], model.kinds), between(case)
     memory = {kind: LayerMemory(0) for kind in sorted(set(model.kinds))}
     profile = Profile(
@@ -71,7 +79,10 @@ def profile_of(
         f"its layers are alike but for the first and the last: the forwards of the stages fit within {100 * off:.0f} %",
         "a layer's time is proportional to the rows of a microbatch, and its memory, which a trace does not tell, is 0",
     ]
-    return profile, notes + ["I and W take half of a B each"] * (not schedule.input_gradients)
+    divided = (
+        "a full backward takes as long as I and W" if schedule.input_gradients else "I and W take half of a B each"
+    )
+    return profile, [*notes, divided]
 
 
 def _case(aligned: Aligned, sizes: tuple[int, ...], rows: int, factor: int) -> Case:

@@ -225,7 +225,7 @@ def _json_lanes(path: Path, text: str, names: Names) -> tuple[list[Lane], list[s
             titles = {process: file.called.get((process, None), process) for process in processes}
             chosen = next((each for each in processes if titles[each].startswith("measured")), processes[0])
             notes.append(f"{path} has {len(processes)} timelines: the one called {titles[chosen]!r} is read")
-            acting = [where for where in acting if where[0] == chosen]
+            acting, processes = [where for where in acting if where[0] == chosen], [chosen]
         for order, where in enumerate(sorted(acting)):
             called = f"{file.called.get(where, '')} {file.called.get((where[0], None), '')}"
             number = int(match[1]) if (match := _RANK.search(called)) else order

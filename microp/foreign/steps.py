@@ -119,8 +119,8 @@ def _in_order(lanes: Sequence[Lane]) -> tuple[list[Lane], list[str]]:
     apart = {after - before for before, after in pairwise(ranks)} or {1}
     if (notes or apart != {1} or ranks[0]) and (len(apart) > 1 or len(lanes) == 1 or not world or world % len(lanes)):
         raise TraceError(
-            f"{given} are in {lanes[0].file} to {lanes[-1].file}, and the actions' names have no stage: give the traces "
-            "of all ranks of one pipeline"
+            f"{given} are in {lanes[0].file} to {lanes[-1].file}, and the actions' names have no stage: give the "
+            "traces of all ranks of one pipeline"
         )
     for stage, lane in enumerate(lanes):
         lane.ranges = [
