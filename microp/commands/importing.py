@@ -26,6 +26,11 @@ BUBBLES = {  # with the definitions of `trace.metrics`
     "megatron, idle / ideal": trace.megatron_bubble,
     "zero bubble, idle / longest span of a rank": trace.zero_bubble_rate,
 }
+ENGINES = """torchtitan runs it with
+  --parallelism.pipeline_parallel_schedule _PipelineScheduleRuntime
+  --parallelism.pipeline_parallel_schedule_csv {0}
+torch by _load_csv of that class, microp with schedule=file schedule.path={0}; Megatron and DeepSpeed run only orders of
+their own"""
 EPILOG = """\
 FILE: traces of torch.profiler, one per rank (also .gz); other Chrome or
 Perfetto JSON with a lane per rank; or CSV with the columns rank, op, stage,
@@ -60,16 +65,17 @@ def _read_options(arguments: list[str] | None) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="the traces of all ranks of one pipeline")
-    parser.add_argument("--name", help="the run's folder in outputs/runs")
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="default: outputs")
-    parser.add_argument("--names", type=Path, metavar="YAML", help="what the ranges of this trace are called")
-    parser.add_argument("--replay", action="store_true", help="simulate the step with its own times, and draw both")
-    parser.add_argument("--what-if", nargs="+", metavar="KEY=VALUE", help="another schedule, chunks or partition")
-    parser.add_argument("--layers", default="", help="the layers of each stage, as 4,4,5,3")
-    parser.add_argument("--profile", type=Path, metavar="YAML", help="write a profile, for device=FILE")
-    parser.add_argument("--rows", type=int, default=1, help="of a microbatch, for the profile (default: 1)")
-    parser.add_argument("--csv", type=Path, help="write the order, or that of --what-if, for torchtitan")
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="the traces of all ranks of one pipeline")
+    add("--name", help="the run's folder in outputs/runs")
+    add("--output-dir", type=Path, default=Path("outputs"), help="default: outputs")
+    add("--names", type=Path, metavar="YAML", help="what the ranges of this trace are called")
+    add("--replay", action="store_true", help="simulate the step with its own times, and draw both")
+    add("--what-if", nargs="+", metavar="KEY=VALUE", help="another schedule, chunks or partition")
+    add("--layers", default="", help="the layers of each stage, as 4,4,5,3")
+    add("--profile", type=Path, metavar="YAML", help="write a profile, for device=FILE")
+    add("--rows", type=int, default=1, help="of a microbatch, for the profile (default: 1)")
+    add("--csv", type=Path, help="write the order, or that of --what-if, for torchtitan")
     options = parser.parse_intermixed_args(arguments)
     layers = [part.strip() for part in options.layers.strip("[]").split(",") if part]
     if not all(part.isdecimal() and 0 < int(part) < 100_000 for part in layers):
@@ -109,26 +115,17 @@ def _import(options: argparse.Namespace) -> None:
         bubbles = [f"{float(trace.bubble_fraction(spans)):.4f}" for spans in (answer.spans, replayed)]
         _say(f"what if {shlex.join(options.what_if)}: step {then:.4g} ms, {rate:+.1f} % per microbatch than the replay")
         _say(f"  bubble {' for '.join(bubbles)}; in flight at most {max(trace.in_flight_peak(answer.spans).values())}")
-        _assumed(answer.notes)
+        _say(*(f"  assumed: {note}" for note in answer.notes))
     if options.profile:
         profile, assumed = foreign.profile_of(aligned, found.lanes, costs, layers, options.rows)
-        text = yaml.safe_dump(to_plain(profile), sort_keys=False, default_flow_style=None, width=120)
-        write_text(
-            options.profile, f"# Made by python -m microp.import_trace {shlex.join(map(str, options.files))}\n{text}"
-        )
+        write_text(options.profile, yaml.safe_dump(to_plain(profile), sort_keys=False, width=120))
         words = [f"device={options.profile}", f"model.layers={profile.model['layers']}", f"ranks={len(schedule.ranks)}"]
         _say(f"profile {options.profile}: python -m microp.plan {shlex.join(words)} batch_size={profile.batch_size}")
-        _assumed(assumed)
+        _say(*(f"  assumed: {note}" for note in assumed))
     if options.csv:
-        order = answer.schedule if answer else schedule
-        write_text(options.csv, to_torch_csv(order))
-        _say(
-            f"{options.csv}: {order.stages} stages, {order.chunks} microbatches. torchtitan runs it with\n"
-            "  --parallelism.pipeline_parallel_schedule _PipelineScheduleRuntime\n"
-            f"  --parallelism.pipeline_parallel_schedule_csv {options.csv}\n"
-            f"torch by _load_csv of that class, microp with schedule=file schedule.path={options.csv}; Megatron and "
-            "DeepSpeed run only orders of their own"
-        )
+        order, path = answer.schedule if answer else schedule, options.csv
+        write_text(path, to_torch_csv(order))
+        _say(f"{path}: {order.stages} stages, {order.chunks} microbatches; {ENGINES.format(path)}")
 
 
 def _show(aligned: foreign.Aligned, summary: dict[str, Any], replayed: Simulated | None) -> None:
@@ -137,28 +134,31 @@ def _show(aligned: foreign.Aligned, summary: dict[str, Any], replayed: Simulated
     order = (
         "an order that microp does not build" if schedule.name == foreign.UNKNOWN else f"the order is {schedule.name}"
     )
-    _say(f"{len(schedule.ranks)} ranks, {schedule.chunks} microbatches, {len(every)} steps; {order}")
     makespans = [float(trace.makespan(spans)) / 1e6 for spans in every]
-    _say(f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end")
-    for name, bubble in BUBBLES.items():
-        _say(f"bubble {_spread([float(bubble(spans)) for spans in every], '.4f')}  {name}")
-    _say(aligned.clocks)
-    _say(f"microbatches in flight, at most: {', '.join(f'{peak:g}' for peak in summary['in_flight_peak'])}")
+    _say(
+        f"{len(schedule.ranks)} ranks, {schedule.chunks} microbatches, {len(every)} steps; {order}",
+        f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end",
+        *(f"bubble {_spread([float(of(each)) for each in every], '.4f')}  {name}" for name, of in BUBBLES.items()),
+        aligned.clocks,
+        f"microbatches in flight, at most: {', '.join(f'{peak:g}' for peak in summary['in_flight_peak'])}",
+    )
     times = {kind: [f"{value:.2f}" for value in values] for kind, values in summary["time_ms"].items() if any(values)}
     ranks = columns.Column("last step, ms", [f"rank {rank}" for rank in range(len(schedule.ranks))], "left", 1)
     columns.show(console.out, [ranks, *(columns.Column(*column) for column in times.items())], "summary.json")
     panels: dict[str, Any] = {"measured": every[-1]}
     if replayed is not None:
         moments = [{each: round(getattr(span, each) * 1e6) for each in trace.MOMENTS} for span in replayed]
-        panels["replayed"] = [span._replace(**own) for span, own in zip(replayed, moments, strict=True)]
-        time, path = float(trace.makespan(replayed)), critical_path(replayed)
-        _say(f"replayed {time:.4g} ms, {100 * (time / median(makespans) - 1):+.1f} % of the median step")
+        drawn = [span._replace(**own) for span, own in zip(replayed, moments, strict=True)]
+        panels, time, path = {"replayed": drawn, **panels}, float(trace.makespan(replayed)), critical_path(replayed)
         on = [sum(float(s.end - s.start) for s in path if s.rank == rank) for rank in range(len(schedule.ranks))]
         shares = ", ".join(f"rank {rank} {100 * part / time:.0f} %" for rank, part in enumerate(on) if part)
-        _say(f"critical path: {len(path)} actions; {shares} of the replayed step")
+        _say(
+            f"replayed {time:.4g} ms, {100 * (time / median(makespans) - 1):+.1f} % of the median step",
+            f"critical path: {len(path)} actions; {shares} of the replayed step",
+        )
     if len(every[-1]) <= trace.DRAWN:
         shown = trace.screen()
-        print(shown.text(trace.timeline(dict(reversed(panels.items())), shown.columns, ROWS)))
+        print(shown.text(trace.timeline(panels, shown.columns, ROWS)))
 
 
 def _spread(values: Sequence[float], form: str) -> str:
@@ -167,10 +167,6 @@ def _spread(values: Sequence[float], form: str) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):{form}} - {max(values):{form}})"
 
 
-def _assumed(notes: Sequence[str]) -> None:
-    for note in notes:
-        _say(f"  assumed: {note}")
-
-
-def _say(text: str) -> None:
-    console.out.print(text, soft_wrap=True, markup=False)
+def _say(*lines: str) -> None:
+    for line in lines:
+        console.out.print(line, soft_wrap=True, markup=False)

@@ -13,26 +13,10 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 
+from microp import profiling
 from microp.foreign.clocks import Aligned
 from microp.foreign.reading import Lane
 from microp.job import Workload
-from microp.profiling import (
-    BACKWARD,
-    DIVIDED,
-    FULL,
-    UNDIVIDED,
-    USUAL,
-    WEIGHT,
-    Case,
-    Machine,
-    Profile,
-    between,
-    fit_times,
-    fit_transport,
-    line,
-    samples_of,
-    stage_costs,
-)
 from microp.settings import NEVER, MlpSettings
 from microp.simulator import Costs, LayerMemory
 
@@ -41,7 +25,7 @@ LAYERS = 8  # of a stage, if that is not known
 
 def profile_of(
     aligned: Aligned, lanes: Sequence[Lane], costs: Costs, layers: Sequence[int], rows: int
-) -> tuple[Profile, list[str]]:
+) -> tuple[profiling.Profile, list[str]]:
     """Return the profile, and what had to be assumed.
 
     Args:
@@ -52,40 +36,44 @@ def profile_of(
     schedule, sizes = aligned.schedule, tuple(layers) or (LAYERS,) * aligned.schedule.stages
     model = MlpSettings("mlp", sum(sizes), 64, "float32")
     case = _case(aligned, sizes, rows, 1)
-    samples = [each for one in (case, _case(aligned, sizes, rows, 2)) for each in samples_of(one, model.kinds)]
-    if not any(each.op == FULL for each in samples):  # a backward and its W, one after the other
-        pairs = product(*([each for each in samples if each.op == op] for op in (BACKWARD, WEIGHT)))
+    samples = [
+        each._replace(before=profiling.USUAL[each.op])  # one order shows little of what came before
+        for factor in (1, 2)
+        for each in profiling.samples_of(_case(aligned, sizes, rows, factor), model.kinds)
+    ]
+    if not any(each.op == profiling.FULL for each in samples):  # a backward and its W, one after the other
+        pairs = product(*([each for each in samples if each.op == op] for op in (profiling.BACKWARD, profiling.WEIGHT)))
         same = [(back, after) for back, after in pairs if (back.kinds, back.rows) == (after.kinds, after.rows)]
-        samples += [back._replace(op=FULL, before=USUAL[FULL], ms=back.ms + after.ms) for back, after in same]
-    fitted, gaps = fit_times(samples, [], model.kinds), between(case)
-    memory = {kind: LayerMemory(0) for kind in sorted(set(model.kinds))}
-    profile = Profile(
-        machine=Machine("cuda" if len(lanes[0].kernels) else "cpu", "the machine of a trace", len(lanes), "", 1),
+        usual = profiling.USUAL[profiling.FULL]
+        samples += [back._replace(op=profiling.FULL, before=usual, ms=back.ms + after.ms) for back, after in same]
+    fitted, gaps = profiling.fit_times(samples, [], model.kinds), profiling.between(case)
+    memory, device = dict.fromkeys(sorted(set(model.kinds)), LayerMemory(0)), "cuda" if len(lanes[0].kernels) else "cpu"
+    profile = profiling.Profile(
+        machine=profiling.Machine(device, "the machine of a trace", len(lanes), "", 1),
         model=model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         batch_size=rows * schedule.chunks,
         ranks=len(schedule.ranks),
         **vars(fitted),
         crowded=(1.0, 1.0),
-        transports={"shm": fit_transport([gaps])},
-        optimizer=line([(0.0, ms) for _, ms in gaps.optimizer]),
+        transports={"shm": profiling.fit_transport([gaps])},
+        optimizer=profiling.line([(0.0, ms) for _, ms in gaps.optimizer]),
         edges=(gaps.head, gaps.tail),
-        memory={DIVIDED: memory, UNDIVIDED: memory},
+        memory={profiling.DIVIDED: memory, profiling.UNDIVIDED: memory},
     )
-    priced = stage_costs(profile, model.kinds, Workload(schedule, sizes, (rows,) * schedule.chunks, NEVER), "shm")
+    workload = Workload(schedule, sizes, (rows,) * schedule.chunks, NEVER)
+    priced = profiling.stage_costs(profile, model.kinds, workload, "shm")
     off = max(abs(mine / (own or 1) - 1) for mine, own in zip(priced.forward, costs.forward, strict=True))
     notes = [f"each stage has {LAYERS} layers, as --layers is not given"] * (not layers)
-    notes += [
+    return profile, [
+        *notes,
         f"its layers are alike but for the first and the last: the forwards of the stages fit within {100 * off:.0f} %",
         "a layer's time is proportional to the rows of a microbatch, and its memory, which a trace does not tell, is 0",
+        "a full backward takes as long as I and W" if schedule.input_gradients else "I and W take half of a B each",
     ]
-    divided = (
-        "a full backward takes as long as I and W" if schedule.input_gradients else "I and W take half of a B each"
-    )
-    return profile, [*notes, divided]
 
 
-def _case(aligned: Aligned, sizes: tuple[int, ...], rows: int, factor: int) -> Case:
+def _case(aligned: Aligned, sizes: tuple[int, ...], rows: int, factor: int) -> profiling.Case:
     """Return the steps that ran the schedule's order as a case, with `factor` times the rows, and so the times."""
     schedule, times, steps = aligned.schedule, [], []
     alike = [
@@ -102,4 +90,4 @@ def _case(aligned: Aligned, sizes: tuple[int, ...], rows: int, factor: int) -> C
         ends = [(aligned.ranks[step][rank], row[-1].end) for step, row in zip(alike, spans, strict=True)]
         times.append(moments * factor)
         steps.append(np.array([[row.began, end, row.ended - row.optimizer, row.ended] for row, end in ends], np.int64))
-    return Case(schedule, sizes, rows * factor, NEVER, times, steps, [0] * len(schedule.ranks), 0.0)
+    return profiling.Case(schedule, sizes, rows * factor, NEVER, times, steps, [0] * len(schedule.ranks), 0.0)
