@@ -32,7 +32,7 @@ class Aligned(NamedTuple):
     Attributes:
         schedule: as in `Steps`.
         spans: number of the step -> the spans of all ranks, rank by rank, in nanoseconds.
-        ranks: the same with what else the ranks' steps tell.
+        ranks: the same with what else the ranks' steps tell; the times of their actions are on their own clocks.
         clocks: how well the clocks agree, as a sentence.
         notes: what was changed, and what can still be wrong.
     """
@@ -65,8 +65,13 @@ def align(found: Steps) -> Aligned:
                 continue
         offsets, free = _offsets(least)
         residual, corrected = max(residual, free), max(corrected, float(np.abs(offsets).max()))
-        ranks[step], count = _shifted(found.schedule, rows, [int(offsets[clock]) for clock in clocks], length)
-        spans[step], moved = _spans(found.schedule, ranks[step]), moved + count
+        shifts = [int(offsets[clock]) for clock in clocks]
+        spans[step], count = _spans(found.schedule, rows, shifts, length)
+        moved += count
+        ranks[step] = [
+            row._replace(began=row.began + shift, ended=row.ended + shift)
+            for row, shift in zip(rows, shifts, strict=True)
+        ]
     if not spans:
         raise TraceError(f"the trace contradicts itself: {refused[0]}; give each rank's own trace")
     notes = [f"left out: {text}" for text in refused]
@@ -112,38 +117,22 @@ def _offsets(least: Column) -> tuple[Column, float]:
     return (low + high) / 2, float((high - low).max() / 2)
 
 
-def _shifted(
-    schedule: Schedule, rows: Sequence[RankStep], offsets: Sequence[int], length: int
-) -> tuple[list[RankStep], int]:
-    """Return the step on one clock, no action before its input, and how many were moved whose receive was not seen."""
-    ends = {each.action: each.end + offset for row, offset in zip(rows, offsets, strict=True) for each in row.actions}
-    moved, shifted = 0, []
-    for rank, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
-        actions = []
-        for action, opened, start, end, received in row.actions:
-            source = remote_source(schedule, rank, action)
-            made = ends[source] if source is not None else start + offset
-            moved += not received and made - start - offset > 1e-4 * length
-            start = min(max(start + offset, made), end + offset)
-            actions.append(type(row.actions[0])(action, opened + offset, start, end + offset, received))
-        shifted.append(RankStep(actions, row.began + offset, row.ended + offset, row.optimizer))
-    return shifted, moved
-
-
-def _spans(schedule: Schedule, rows: Sequence[RankStep]) -> list[Span]:
-    """Return the spans of a step.
+def _spans(schedule: Schedule, rows: Sequence[RankStep], offsets: Sequence[int], length: int) -> tuple[list[Span], int]:
+    """Return the spans of a step, none before its input, and how many were moved whose receive was not seen.
 
     A rank waits for a receive from the begin of the range that has it, and for an input without one from the end of the
     action before; what else lies between two actions is the host's time.
     """
-    spans = []
-    for rank, row in enumerate(rows):
-        free = row.began
-        for each in row.actions:
-            start = max(each.start, free)
-            waits = min(start, max(free, each.opened)) if each.received else free
-            if remote_source(schedule, rank, each.action) is None:
-                waits = start
-            spans.append(Span(rank, *each.action, waits, start, start, max(each.end, start)))
+    ends = {each.action: each.end + offset for row, offset in zip(rows, offsets, strict=True) for each in row.actions}
+    spans, moved = [], 0
+    for rank, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
+        free = row.began + offset
+        for action, opened, start, end, received in row.actions:
+            source = remote_source(schedule, rank, action)
+            made = start + offset if source is None else ends[source]
+            moved += not received and made - start - offset > 1e-4 * length
+            begin = max(free, min(max(start + offset, made), end + offset))
+            waits = begin if source is None else min(begin, max(free, opened + offset)) if received else free
+            spans.append(Span(rank, *action, waits, begin, begin, max(end + offset, begin)))
             free = spans[-1].end
-    return spans
+    return spans, moved

@@ -76,14 +76,9 @@ def profile_of(
 def _case(aligned: Aligned, sizes: tuple[int, ...], rows: int, factor: int) -> profiling.Case:
     """Return the steps that ran the schedule's order as a case, with `factor` times the rows, and so the times."""
     schedule, times, steps = aligned.schedule, [], []
-    alike = [
-        step
-        for step, ranks in aligned.ranks.items()
-        if all(
-            row == tuple(each.action for each in rank.actions) for row, rank in zip(schedule.ranks, ranks, strict=True)
-        )
-    ]
     cuts = [0, *accumulate(map(len, schedule.ranks))]
+    order = [action for row in schedule.ranks for action in row]
+    alike = [step for step, spans in aligned.spans.items() if [span.action for span in spans] == order]
     for rank, (first, last) in enumerate(pairwise(cuts)):
         spans = [aligned.spans[step][first:last] for step in alike]
         moments = np.array([[(each.wait_start, each.start, each.end) for each in row] for row in spans], np.int64)

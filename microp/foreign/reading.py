@@ -19,7 +19,7 @@ import re
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -263,31 +263,30 @@ def _number_in(path: Path, called: dict[Where, str]) -> int:
 def _csv_lanes(path: Path, text: str) -> list[Lane]:
     """Return the lanes of a table, whose times are milliseconds unless they are called `start_us` and the like."""
     lanes: dict[int, Lane] = {}
-    for line, row, unit in _rows(path, text):
-        try:
-            rank, stage, microbatch = (int(row[key]) for key in ("rank", "stage", "microbatch"))
-            start, end = (round(float(row[f"{key}{unit}"]) * _UNITS[unit]) for key in ("start", "end"))
-            op, step = str(row["op"]).strip(), int(row["step"]) if row.get("step") else None
-            if op not in OPS or min(rank, stage, microbatch) < 0 or start > end or max(-start, end) > 1e3 * _LONGEST:
-                raise ValueError("it takes F, B, I or W, numbers from 0, and an end that is not before the start")
-        except (TypeError, ValueError, OverflowError) as error:
-            raise TraceError(f"{path}: line {line} is no row of spans: {str(error)[:120]}") from error
-        lane = lanes.setdefault(rank, Lane(path, rank, []))
-        lane.ranges.append(Range(start, end, Mark("action", op, stage, microbatch), step))
-    return list(lanes.values())
-
-
-def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """Yield line, cells by column, and the unit of the times."""
-    table = csv.DictReader(io.StringIO(text.removeprefix("\xef\xbb\xbf")))
+    table = csv.DictReader(io.StringIO(text.removeprefix("\xef\xbb\xbf")), skipinitialspace=True)
     try:
-        columns = table.fieldnames = [name.strip() for name in table.fieldnames or ()]
-        unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= set(columns)), None)
-        if unit is None or not {"rank", "op", "stage", "microbatch"} <= set(columns):
+        columns = set(table.fieldnames or ())
+        units = [unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= columns]
+        if not units or not {"rank", "op", "stage", "microbatch"} <= columns:
             raise TraceError(
                 f"{path} is neither JSON nor a CSV with the columns rank, op, stage, microbatch, start, end (in "
                 "milliseconds; or start_us, end_us and the like)"
             )
-        yield from ((table.line_num, row, unit) for row in table)
-    except csv.Error as error:
-        raise TraceError(f"{path}: line {table.line_num} is no row of a CSV ({error})") from error
+        for row in table:
+            rank, stage, microbatch = (int(row[key]) for key in ("rank", "stage", "microbatch"))
+            start, end = (round(float(row[f"{key}{units[0]}"]) * _UNITS[units[0]]) for key in ("start", "end"))
+            if (
+                row["op"] not in OPS
+                or min(rank, stage, microbatch) < 0
+                or start > end
+                or max(-start, end) > 1e3 * _LONGEST
+            ):
+                raise ValueError("it takes F, B, I or W, numbers from 0, and an end that is not before the start")
+            step = int(row["step"]) if row.get("step") else None
+            mark = Mark("action", row["op"], stage, microbatch)
+            lanes.setdefault(rank, Lane(path, rank, [])).ranges.append(Range(start, end, mark, step))
+    except TraceError:
+        raise
+    except (csv.Error, TypeError, ValueError, OverflowError) as error:
+        raise TraceError(f"{path}: line {table.line_num} is no row of spans: {str(error)[:120]}") from error
+    return list(lanes.values())
