@@ -13,9 +13,11 @@ from typing import Any
 import yaml
 
 from microp import foreign, trace
+from microp.config import ConfigError, SimulateConfig, compose_config, make_pricing_job, read_config
 from microp.profiling import to_plain
 from microp.records import WriteError, write_text
-from microp.schedule import to_torch_csv
+from microp.schedule import Schedule, to_torch_csv
+from microp.schedule.builders import ORDERS
 from microp.simulator import Simulated, calibrate_steps, critical_path, replay_steps
 from microp.system import CommandParser, redact_words
 from microp.terminal import columns, console
@@ -49,12 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
     Raises:
         SystemExit: 2 for wrong options, 0 after `--help`.
     """
-    options = _read_options(arguments)
     try:
-        _import(options)
-    except (foreign.TraceError, WriteError) as error:
-        console.error(str(error))
-        return 2 if isinstance(error, foreign.TraceError) else 1
+        _import(_read_options(arguments))
+    except (foreign.TraceError, ConfigError, WriteError) as error:
+        console.error(str(error).splitlines()[0])
+        return 1 if isinstance(error, WriteError) else 2
     return 0
 
 
@@ -77,15 +78,32 @@ def _read_options(arguments: list[str] | None) -> argparse.Namespace:
     add("--rows", type=int, default=1, help="of a microbatch, for the profile (default: 1)")
     add("--csv", type=Path, help="write the order, or that of --what-if, for torchtitan")
     options = parser.parse_intermixed_args(arguments)
-    layers = [part.strip() for part in options.layers.strip("[]").split(",") if part]
-    if not all(part.isdecimal() and 0 < int(part) < 100_000 for part in layers):
-        parser.error(f"--layers {options.layers}: give the number of layers of each stage, as 4,4,5,3")
+    options.layers = _numbers("--layers", options.layers)
     if not 0 < options.rows < 1_000_000:
         parser.error(f"--rows {options.rows}: give the rows of a microbatch, from 1")
     if options.name is not None and not options.name.replace("-", "").replace("_", "").isalnum():
         parser.error(f"--name {options.name}: use letters, digits, - and _")
-    options.layers = list(map(int, layers))
     return options
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    """Return the numbers of layers in a text such as `4,4,5,3`."""
+    parts = [part.strip() for part in text.strip("[]").split(",") if part]
+    if not all(part.isdecimal() and 0 < int(part) < 100_000 for part in parts):
+        raise foreign.TraceError(f"{name} {text}: give the number of layers of each stage, as 4,4,5,3")
+    return list(map(int, parts))
+
+
+def _order_of(words: Sequence[str], traced: Schedule) -> tuple[Schedule, list[int]]:
+    """Return the order that words of `microp.simulate` ask for, by default that of the trace, and its partition."""
+    sizes = [word.partition("=")[2] for word in words if word.startswith("partition=")]
+    mine = [f"ranks={len(traced.ranks)}", f"chunks={traced.chunks}", "costs.forward=1", "costs.backward=1"]
+    if traced.name in ORDERS:
+        mine.append(f"schedule={traced.name}")
+    asked = [*mine, *(word for word in words if not word.startswith("partition="))]
+    config = read_config(compose_config(*asked, name="simulate"))
+    assert isinstance(config, SimulateConfig)
+    return make_pricing_job(config).schedule, _numbers("partition", "".join(sizes[-1:]))
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -99,7 +117,10 @@ def _import(options: argparse.Namespace) -> None:
     if layers and len(layers) != schedule.stages:
         raise foreign.TraceError(f"--layers has {len(layers)} numbers for {schedule.stages} stages: give one per stage")
     costs, replayed = calibrate_steps(schedule, rows, last), replay_steps(schedule, rows, last)
-    answer = foreign.what_if(options.what_if, schedule, costs, layers) if options.what_if else None
+    answer = None
+    if options.what_if:
+        order, sizes = _order_of(options.what_if, schedule)
+        answer = foreign.what_if(order, sizes, schedule, costs, layers)
     notes += [*found.notes, *aligned.notes]
     for note in notes:
         console.warn(note)

@@ -11,18 +11,14 @@ What a trace does not tell is assumed, and said.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
-from inspect import signature
 from itertools import accumulate
-from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from microp.foreign.names import TraceError
-from microp.schedule import Schedule, validate
-from microp.schedule.builders import ORDERS, from_file
+from microp.schedule import Schedule
 from microp.simulator import Costs, Simulated, simulate
 
 
@@ -34,58 +30,22 @@ class Answer(NamedTuple):
     notes: list[str]
 
 
-def what_if(words: Sequence[str], traced: Schedule, costs: Costs, layers: Sequence[int]) -> Answer:
-    """Return the answer to words such as `schedule=zb_h1 chunks=32 partition=4,4,5,3`.
+def what_if(schedule: Schedule, sizes: Sequence[int], traced: Schedule, costs: Costs, layers: Sequence[int]) -> Answer:
+    """Return what another order would take.
 
     Args:
+        sizes: the number of layers of each of its stages; empty: as many in each.
+        traced: the order of the trace.
         costs: of the trace, in milliseconds.
-        layers: the number of layers of each of its stages; empty if that is not known.
+        layers: the number of layers of each traced stage; empty if that is not known.
 
     Raises:
-        TraceError: a word is wrong, or the order cannot be built.
+        TraceError: the sizes do not fit.
     """
-    keys = {}
-    for word in words:
-        key, _, value = word.partition("=")
-        if not value:
-            raise TraceError(f"--what-if {word}: write key=value, as in schedule=zb_h1 chunks=32")
-        keys[key.removeprefix("schedule.")] = value
-    sizes = [_whole("partition", part) for part in keys.pop("partition", "").strip("[]").split(",") if part]
-    schedule = _schedule(keys, traced)
     new, notes = _for_stages(costs, traced, schedule, sizes, layers)
     if schedule.chunks != traced.chunks:
         notes.append(f"a microbatch keeps its size: the batch is {schedule.chunks / traced.chunks:g} times as large")
     return Answer(schedule, simulate(schedule, new), notes)
-
-
-def _whole(key: str, value: str) -> int:
-    if not value.strip().isdecimal() or not 0 < int(value) < 1_000_000:
-        raise TraceError(f"--what-if {key}={value}: give a whole number from 1")
-    return int(value)
-
-
-def _schedule(keys: dict[str, str], traced: Schedule) -> Schedule:
-    """Return the order that the keys name: one of microp's, or the one of a file."""
-    name = keys.pop("schedule", traced.name)
-    ranks, chunks = (
-        _whole(key, keys.pop(key, str(number)))
-        for key, number in (("ranks", len(traced.ranks)), ("chunks", traced.chunks))
-    )
-    build: Any = ORDERS.get(name)
-    if build is None and not Path(name).is_file():
-        raise TraceError(f"--what-if schedule={name}: give a schedule file, or one of {', '.join(ORDERS)}")
-    known, own = signature(build).parameters if build else {}, dict[str, Any]()
-    for key, value in keys.items():
-        if key not in known:
-            raise TraceError(f"--what-if {key}={value}: there is no such key, with schedule={name}")
-        kind = type(known[key].default)
-        if issubclass(kind, Enum) and value not in (options := [each.value for each in kind]):
-            raise TraceError(f"--what-if {key}={value}: use one of {', '.join(options)}")
-        own[key] = kind(value) if issubclass(kind, str) else _whole(key, value)
-    try:
-        return validate(build(ranks, chunks, **own) if build else from_file(ranks, chunks, name))
-    except ValueError as error:
-        raise TraceError(f"--what-if: {str(error).splitlines()[0]}") from error
 
 
 def _for_stages(
@@ -97,7 +57,7 @@ def _for_stages(
     total = sum(sizes) or sum(layers) or count
     if sizes and (len(sizes) != count or (layers and total != sum(layers))):
         of = f" of {sum(layers)} layers" if layers else ""
-        raise TraceError(f"--what-if partition={','.join(map(str, sizes))}: give {count} numbers, one per stage{of}")
+        raise TraceError(f"partition={','.join(map(str, sizes))}: give {count} numbers, one per stage{of}")
     old: list[float] = list(layers) or [total / before] * before
     new: list[float] = list(sizes) or (old if count == before else [total / count] * count)
     if new != old:
