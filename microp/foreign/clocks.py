@@ -27,21 +27,13 @@ MOST = 0.005  # of a step: a contradiction that is noise
 
 
 class Aligned(NamedTuple):
-    """The steps of a trace on one clock.
+    """The steps of a trace on one clock, in nanoseconds."""
 
-    Attributes:
-        schedule: as in `Steps`.
-        spans: number of the step -> the spans of all ranks, rank by rank, in nanoseconds.
-        ranks: the same with what else the ranks' steps tell; the times of their actions are on their own clocks.
-        clocks: how well the clocks agree, as a sentence.
-        notes: what was changed, and what can still be wrong.
-    """
-
-    schedule: Schedule
-    spans: dict[int, list[Span]]
-    ranks: dict[int, list[RankStep]]
-    clocks: str
-    notes: list[str]
+    schedule: Schedule  # as in `Steps`
+    spans: dict[int, list[Span]]  # number of the step -> the spans of all ranks, rank by rank
+    ranks: dict[int, list[RankStep]]  # what else the ranks' steps tell; their actions are on the ranks' own clocks
+    clocks: str  # how well the clocks agree, as a sentence
+    notes: list[str]  # what was changed, and what can still be wrong
 
 
 def align(found: Steps) -> Aligned:
@@ -76,10 +68,7 @@ def align(found: Steps) -> Aligned:
         raise TraceError(f"the trace contradicts itself: {refused[0]}; give each rank's own trace")
     notes = [f"left out: {text}" for text in refused]
     if moved:
-        notes.append(
-            f"{moved} actions begin before their input was made: their ranges contain a wait, which is taken off up to "
-            "there; a transfer may be left in them"
-        )
+        notes.append(f"{moved} actions begin before their input was made: the wait is taken off, but not the transfer")
     how = f"corrected by up to {corrected / 1e6:.4g} ms" if corrected else "left as they are"
     text = f"clocks {how}: no receive ends before its send began; they agree within {residual / 1e6:.3g} ms"
     return Aligned(found.schedule, spans, ranks, text if len(numbers) > 1 else "one clock", notes)

@@ -51,10 +51,6 @@ class Range(NamedTuple):
     step: int | None = None
 
 
-def _none() -> Column:
-    return np.zeros((0, 3), np.int64)
-
-
 @dataclass
 class Lane:
     """What one rank did.
@@ -62,7 +58,6 @@ class Lane:
     Attributes:
         rank: its number in the file, or in the file's name.
         world: the number of ranks of the launch; 0: the file does not tell.
-        since_1970: whether its times count from 1970.
         cut: whether its file ends in the middle.
         kernels: of a GPU, sorted by launch: launched, begin, end.
         operators: of torch, without messages: the begins, the ends, and the begins in backwards, each sorted by itself.
@@ -72,10 +67,9 @@ class Lane:
     rank: int
     ranges: list[Range]
     world: int = 0
-    since_1970: bool = False
     cut: bool = False
-    kernels: Column = field(default_factory=_none)
-    operators: list[Column] = field(default_factory=lambda: [_none()[:, 0]] * 3)
+    kernels: Column = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    operators: list[Column] = field(default_factory=lambda: [np.zeros(0, np.int64)] * 3)
 
     def of(self, kind: str) -> list[Range]:
         """Return the ranges of a kind in the order of their starts, of equal starts the longest first."""
@@ -101,15 +95,10 @@ def read_lanes(paths: Sequence[Path], names: Names) -> tuple[list[Lane], list[st
         cut = cut or any(lane.cut for lane in read)
         notes += said + [f"{path} was cut: it is read up to there"] * cut
         if not any(lane.of("action") for lane in read):
-            raise TraceError(
-                f"{path} has no range that is an action{' in what is left of it' if cut else ''}: profile within "
-                "`with microp.marked(schedule):`, or give the names with --names FILE"
-            )
+            raise TraceError(f"{path} has no action: profile `with microp.marked(schedule):`, or give --names FILE")
         for lane in read:
             if (other := lanes.setdefault(lane.rank, lane)) is not lane:
-                raise TraceError(
-                    f"rank {lane.rank} is in {other.file} and in {path}: give each rank of one pipeline once"
-                )
+                raise TraceError(f"rank {lane.rank} is in {other.file} and in {path}: give each rank once")
     return [lanes[rank] for rank in sorted(lanes)], notes
 
 
@@ -122,9 +111,8 @@ def _text(path: Path) -> tuple[str, bool]:
         inflate = zlib.decompressobj(31)
         return inflate.decompress(data).decode("latin-1"), not inflate.eof
     except (OSError, zlib.error) as error:
-        raise TraceError(
-            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): give a trace"
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise TraceError(f"{path} cannot be read ({why}): give a trace") from error
 
 
 # --- JSON ----------------------------------------------------------------------------------------------
@@ -203,9 +191,7 @@ class _File:
     def _number(self, event: dict[str, Any], key: str) -> float:
         value = event.get(key)
         if not isinstance(value, int | float) or not abs(value) < _LONGEST:
-            raise TraceError(
-                f"{self.path}: {str(event.get('name'))[:40]} has {key}={str(value)[:40]}, which is no time"
-            )
+            raise TraceError(f"{self.path}: {str(event.get('name'))[:40]} has no time ({key}={str(value)[:40]})")
         return value
 
 
@@ -219,7 +205,7 @@ def _json_lanes(path: Path, text: str, names: Names) -> tuple[list[Lane], list[s
     processes = list(dict.fromkeys(process for process, _ in acting))
     parts: dict[int, list[Where]] = {}
     if distributed or len(acting) == 1:
-        parts[int(distributed[1]) if distributed else _number_in(path, file.called)] = list(file.ranges)
+        parts[int(distributed[1]) if distributed else _number_in(path.name)] = list(file.ranges)
     else:
         if 1 < len(processes) < len(acting):  # microp's export has a process per timeline, each with all ranks
             titles = {process: file.called.get((process, None), process) for process in processes}
@@ -236,12 +222,9 @@ def _json_lanes(path: Path, text: str, names: Names) -> tuple[list[Lane], list[s
     # 2. their ranges
     lanes = []
     for number, places in parts.items():
-        ranges = [
-            each._replace(start=each.start + offset, end=each.end + offset)
-            for where in places
-            for each in file.ranges[where]
-        ]
-        lane = Lane(path, number, ranges, int(distributed[2]) if distributed else 0, bool(base), file.cut)
+        read = [each for where in places for each in file.ranges[where]]
+        ranges = [Range(start + offset, end + offset, mark, step) for start, end, mark, step in read]
+        lane = Lane(path, number, ranges, int(distributed[2]) if distributed else 0, file.cut)
         if len(parts) == 1:  # else it is not known whose they are
             pairs = sorted((file.launched[key], *times) for key, times in file.kernels.items() if key in file.launched)
             lane.kernels = np.array(pairs, np.int64).reshape(-1, 3) + offset
@@ -250,10 +233,9 @@ def _json_lanes(path: Path, text: str, names: Names) -> tuple[list[Lane], list[s
     return lanes, notes
 
 
-def _number_in(path: Path, called: dict[Where, str]) -> int:
-    """Return the rank that the file's name tells, or the name of its lane; 0 if neither does."""
-    match = _RANK.search(path.name) or next(filter(None, map(_RANK.search, called.values())), None)
-    numbers = [match[1]] if match else re.findall(r"\d{1,6}", path.name)
+def _number_in(name: str) -> int:
+    """Return the rank that the name of a file or a lane tells; 0 if it has no number."""
+    numbers = _RANK.findall(name) or re.findall(r"\d{1,6}", name)
     return int(numbers[-1]) if numbers else 0
 
 

@@ -40,7 +40,7 @@ def _row(step: int, row: RankStep, spans: Sequence[Span], lane: Lane) -> records
     lengths: dict[str, list[int]] = defaultdict(list)
     for span in spans:
         lengths[f"{span.stage}{span.op}"].append(span.end - span.start)
-    ended = row.ended / 1e9 if lane.since_1970 else lane.file.stat().st_mtime
+    ended = row.ended / 1e9 if row.ended > 10**18 else lane.file.stat().st_mtime  # seconds since 1970
     first, last = spans[0].start, spans[-1].end
     # a trace does not tell a recomputation from its backward
     zeros: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None}

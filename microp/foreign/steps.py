@@ -28,45 +28,31 @@ NAMED = 3  # actions that a message names
 
 
 class Timed(NamedTuple):
-    """An action of a rank: when its range began, when it started and ended, and whether its receive was seen."""
+    """An action of a rank, in nanoseconds on its clock."""
 
     action: Action
-    opened: int
+    opened: int  # when its range began
     start: int
     end: int
-    received: bool
+    received: bool  # whether its receive was seen
 
 
 class RankStep(NamedTuple):
-    """What one rank did in one step, on its clock, in nanoseconds.
+    """What one rank did in one step, in nanoseconds on its clock."""
 
-    Attributes:
-        actions: in the order of time.
-        began: when its step began.
-        ended: when its optimizer had ended, or else its last action.
-        optimizer: the time of the optimizer.
-    """
-
-    actions: list[Timed]
+    actions: list[Timed]  # in the order of time
     began: int
-    ended: int
-    optimizer: int
+    ended: int  # the end of its optimizer, or else of its last action
+    optimizer: int  # how long that took
 
 
 class Steps(NamedTuple):
-    """The whole steps of a trace.
+    """The whole steps of a trace."""
 
-    Attributes:
-        schedule: the order of the last step, with its name if it is one that microp builds.
-        steps: number of the step -> what each rank did.
-        lanes: of each rank.
-        notes: what was left out, and what the times are.
-    """
-
-    schedule: Schedule
-    steps: dict[int, list[RankStep]]
-    lanes: list[Lane]
-    notes: list[str]
+    schedule: Schedule  # the order of the last step, with its name if it is one that microp builds
+    steps: dict[int, list[RankStep]]  # number of the step -> what each rank did
+    lanes: list[Lane]  # of each rank
+    notes: list[str]  # what was left out, and what the times are
 
 
 def make_steps(lanes: Sequence[Lane]) -> Steps:
@@ -118,15 +104,10 @@ def _in_order(lanes: Sequence[Lane]) -> tuple[list[Lane], list[str]]:
         return sorted(lanes, key=lambda lane: min(each.mark.stage or 0 for each in lane.of("action"))), notes
     apart = {after - before for before, after in pairwise(ranks)} or {1}
     if (notes or apart != {1} or ranks[0]) and (len(apart) > 1 or len(lanes) == 1 or not world or world % len(lanes)):
-        raise TraceError(
-            f"{given} are in {lanes[0].file} to {lanes[-1].file}, and the actions' names have no stage: give the "
-            "traces of all ranks of one pipeline"
-        )
+        raise TraceError(f"{given} are given ({lanes[0].file}, ...), and no stages: give all ranks of one pipeline")
     for stage, lane in enumerate(lanes):
-        lane.ranges = [
-            each._replace(mark=each.mark._replace(stage=stage)) if each.mark.stage is None else each
-            for each in lane.ranges
-        ]
+        marks = [each.mark._replace(stage=stage) if each.mark.stage is None else each.mark for each in lane.ranges]
+        lane.ranges = [each._replace(mark=mark) for each, mark in zip(lane.ranges, marks, strict=True)]
     return list(lanes), notes
 
 
@@ -256,11 +237,10 @@ def _of_kernels(lane: Lane, each: Range) -> tuple[int, int] | None:
 
 def _middle(lane: Lane, start: int, end: int) -> tuple[int, int]:
     """Return when a forward ended and the backward in the same range began: with its first operator, or a third on."""
-    backwards = lane.operators[2]
-    place = int(backwards.searchsorted(start))
-    if place == len(backwards) or backwards[place] >= end:
+    first, last = lane.operators[2].searchsorted((start, end))
+    if first == last:
         return (start + (end - start) // 3,) * 2
-    later = int(backwards[place])
+    later = int(lane.operators[2][first])
     return _between(lane, start, later)[1], later
 
 
@@ -272,10 +252,7 @@ def _alone(lane: Lane) -> list[Range]:
             outer = kept.pop()
             if each.end > outer.end + SLACK or each.mark not in (outer.mark._replace(second=None), outer.mark.second):
                 action, other = ("{1}{0}{2}".format(*one.mark[1:4]).replace("None", "") for one in (each, outer))
-                raise TraceError(
-                    f"{lane.name}: {action} begins before {other} has ended, but a rank runs one action at a time: "
-                    "give one lane per rank, with a range per action"
-                )
+                raise TraceError(f"{lane.name}: {action} begins before {other} has ended: give one lane per rank")
         kept.append(each)
     return kept
 
