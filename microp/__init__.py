@@ -14,6 +14,7 @@ In Python::
     price = microp.price(schedule="1f1b", chunks=8)     # simulated: price.makespan, price.bubble, price.spans
     runs = microp.sweep(schedule=["gpipe", "1f1b"], chunks=[4, 8])  # a DataFrame with one row per run
     runs = microp.load_runs("outputs")                  # the same of all runs that are there
+    with microp.marked(schedule): ...                   # names the actions of one of torch's schedules in a profile
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from microp.commands.interface import ConfigError, Price, Run, RunError, load_runs, measure, price, sweep
+    from microp.foreign import marked
 
-__all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price", "sweep"]
+__all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "marked", "measure", "price", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
@@ -35,6 +37,10 @@ def __getattr__(name: str) -> Any:
         return installed_version()
     if name not in __all__:
         raise AttributeError(f"module 'microp' has no attribute {name!r}")
+    if name == "marked":  # for a training that knows nothing of microp otherwise
+        from microp.foreign import marked
+
+        return marked
     from microp.commands import interface
 
     return getattr(interface, name)

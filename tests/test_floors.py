@@ -18,7 +18,7 @@ FLOORS = [
     {"simulator"},
     {"device", "profiling", "orders"},
     {"planner", "replicas", "records"},
-    {"engine", "mirror", "results", "config"},
+    {"engine", "mirror", "results", "config", "foreign"},
     {"worker", "terminal"},
     {"points", "labs"},
     {"commands"},
@@ -35,11 +35,11 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
     "seaborn": set(),
     "ortools": {"orders"},
     "rich": {"terminal"},
-    "yaml": {"records", "config"},
+    "yaml": {"records", "config", "foreign", "commands.importing"},
     "pandas": {"results", "records.statistics", "commands", "terminal"},
 }
 WITHOUT_TORCH = {"schedule", "system", "settings", "job", "trace", "simulator", "profiling", "planner", "orders"}
-WITHOUT_TORCH |= {"records", "results", "mirror"}
+WITHOUT_TORCH |= {"records", "results", "mirror", "foreign"}
 FOR_ANALYSIS = WITHOUT_TORCH
 FILES = sorted((ROOT / "microp").rglob("*.py"))
 ANALYSIS = sorted((ROOT / "analysis").glob("*.py"))

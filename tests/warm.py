@@ -35,7 +35,7 @@ from pathlib import Path
 LONGEST_S = 300  # a command that has not ended then hangs: it writes the stacks of its threads, and ends with code 1
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # of torchrun's ranks
 MAIN = multiprocessing.current_process()  # as it is to a process that a user starts
-WITHOUT_RANKS = ("analysis", "microp.order", "microp.plan", "microp.runs", "microp.simulate")
+WITHOUT_RANKS = ("analysis", "microp.import_trace", "microp.order", "microp.plan", "microp.runs", "microp.simulate")
 
 
 class Command:

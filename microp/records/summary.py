@@ -86,7 +86,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "resumed": snapshots.about(job.resumed, attempt) if job.resumed else None,
         "step_ms": _spread(step_ms),
         "between_steps_ms": _between_steps(rows, job.engines[0]),
-        "involuntary_switches": mean(row["involuntary_switches"] for step in steps for row in step) if steps else None,
+        "involuntary_switches": _switches(steps),
         "samples_per_s": job.batch_size / median(step_ms) * 1e3 if steps else None,
         "bubble": {
             "measured": median(mean(map(_bubble, by_replica(job, step))) for step in steps) if steps else None,
@@ -176,6 +176,12 @@ def _between_steps(rows: list[list[Row]], engine: str) -> float | None:
         if step[0]["phase"] == "measured" and step[0]["engine"] == engine
     ]
     return median(gaps) if gaps else None
+
+
+def _switches(steps: list[Step]) -> float | None:
+    """Return the mean of the involuntary context switches per rank and step; None if they were not counted."""
+    counts = [row["involuntary_switches"] for step in steps for row in step if "involuntary_switches" in row]
+    return mean(counts) if counts else None
 
 
 def _utilisation(job: Job, steps: list[Step], memory: list[Step]) -> dict[str, list[float]] | None:

@@ -1,0 +1,96 @@
+"""`python -m microp.import_trace`, as a user types it: the run that it leaves, what it answers, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from user import microp
+
+from microp import Run, load_runs
+from microp.schedule import from_torch_csv
+from microp.schedule.builders import one_f_one_b, zb_h1
+from microp.simulator import for_stages, simulate
+
+PROGRAM = "microp.import_trace"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a trace of two steps of 1F1B, on two ranks with four microbatches, in milliseconds."""
+    lines = ["rank,op,stage,microbatch,step,start,end"]
+    for step in range(2):
+        for span in simulate(one_f_one_b(2, 4), for_stages(2, forward=10, backward=20, latency=1)):
+            moments = f"{span.start + 200 * step},{span.end + 200 * step}"
+            lines.append(f"{span.rank},{span.op},{span.stage},{span.microbatch},{step},{moments}")
+    (tmp_path / "spans.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_a_trace_becomes_a_run(folder):
+    done = microp("spans.csv", "--replay", "--name", "mine", folder=folder, program=PROGRAM)
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in (
+        "2 ranks, 4 microbatches, 2 steps; the order is 1f1b",
+        "replayed 154 ms, +0.0 %",
+        "rank 1 |",
+        "one clock",
+    ):
+        assert text in done.stdout
+    [row] = load_runs(folder / "outputs").to_dict("records")
+    assert (row["run_id"], row["schedule"], row["engine"], row["status"]) == ("mine", "1f1b", "foreign", "finished")
+    run = Run(folder / "outputs" / "runs" / "mine")
+    assert run.summary["bubble"]["measured"] == pytest.approx(1 - 240 / 308)
+    assert "replayed 154 ms, bubble 0.221" in run.draw()
+    assert "foreign" in microp("engine=foreign", "--columns=run,engine", folder=folder, program="microp.runs").stdout
+    drawn = microp("outputs/runs/mine", folder=folder, program="analysis.timeline")
+    assert (drawn.returncode, "measured 154 ms" in drawn.stdout) == (0, True)
+    assert "mirrored rank0, rank1, summary" in microp("--mode=offline", folder=folder, program="microp.tracking").stdout
+
+
+def test_what_if_profile_and_csv(folder):
+    asked = (
+        "--what-if",
+        "schedule=zb_h1",
+        "chunks=8",
+        "--layers",
+        "4,4",
+        "--profile",
+        "there.yaml",
+        "--csv",
+        "order.csv",
+    )
+    done = microp("spans.csv", *asked, folder=folder, program=PROGRAM)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = simulate(zb_h1(2, 8), for_stages(2, forward=10, backward=10, weight=10, latency=1))
+    assert f"step {expected.end.max():g} ms" in done.stdout
+    assert "I and W take half of a B each" in done.stdout
+    assert from_torch_csv((folder / "order.csv").read_text(), "zb_h1") == zb_h1(2, 8)
+    words = ("device=emulated", "profile=there.yaml", "model.layers=8", "chunks=4", "batch_size=4", "schedule=1f1b")
+    priced = microp(*words, "output=json", folder=folder, program="microp.simulate")
+    assert '"makespan": 154.0' in priced.stdout, priced.stderr
+    planned = microp(
+        "device=there.yaml", "model.layers=8", "ranks=2", "batch_size=4", folder=folder, program="microp.plan"
+    )
+    assert planned.returncode == 0, planned.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["absent.json"], "absent.json cannot be read"),
+        (["spans.csv", "spans.csv"], "rank 0 is in spans.csv and in spans.csv"),
+        (["spans.csv", "--layers", "4"], "--layers has 1 numbers for 2 stages"),
+        (["spans.csv", "--layers", "4,x"], "--layers 4,x: give the number of layers"),
+        (["spans.csv", "--rows", "0"], "--rows 0: give the rows"),
+        (["spans.csv", "--name", "a/b"], "--name a/b: use letters"),
+        (["spans.csv", "--what-if", "schedule=none"], "In 'base': Could not find 'schedule/none'"),
+        (["spans.csv", "--what-if", "chunks=0"], "chunks=0"),
+        (["spans.csv", "--what-if", "partition=1,2,3"], "partition=1,2,3: give 2 numbers"),
+        (["spans.csv", "--what-if", "schedule=zb_h1", "schedule.drain=up"], "schedule.drain"),
+        (["spans.csv", "--names", "spans.csv"], "spans.csv is no table of names"),
+    ],
+)
+def test_bad_input_is_one_line(folder, words, said):
+    done = microp(*words, folder=folder, program=PROGRAM)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith(f"error: {said}")
+    assert not (folder / "outputs").exists()

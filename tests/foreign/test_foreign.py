@@ -1,0 +1,266 @@
+"""Traces that were made up: formats, steps, kernels, names, what-if, profiles; exact where the times are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from microp.config import compose_config, make_pricing_job, read_config
+from microp.foreign import (
+    Names,
+    TraceError,
+    align,
+    make_steps,
+    marked,
+    profile_of,
+    read_lanes,
+    record,
+    step_rows,
+    what_if,
+)
+from microp.profiling import to_plain
+from microp.records import check_attempt
+from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+from microp.simulator import calibrate_steps, for_stages, simulate
+from microp.trace import bubble_fraction, makespan, perfetto
+
+FILES = ("rank0.json", "rank1.json")
+
+
+def spans_of(schedule, **costs):
+    """Spans in nanoseconds, of costs in milliseconds."""
+    given = {"forward": 4, "backward": 6, "latency": 1, **costs}
+    in_ns = {
+        key: [10**6 * each for each in value] if isinstance(value, list) else 10**6 * value
+        for key, value in given.items()
+    }
+    return simulate(schedule, for_stages(schedule.stages, **in_ns))
+
+
+def as_csv(path: Path, *steps, unit="ms") -> Path:
+    per = {"ms": 1e6, "us": 1e3, "ns": 1}[unit]
+    lines = [f"rank,op,stage,microbatch,start_{unit},end_{unit}"]
+    for number, spans in enumerate(steps):
+        away = number * 10**9
+        lines += [
+            f"{s.rank},{s.op},{s.stage},{s.microbatch},{(s.start + away) / per},{(s.end + away) / per}" for s in spans
+        ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def as_chrome(folder: Path, spans, name="PP:{0.stage}{0.op}{0.microbatch}", more=lambda rank: ()) -> list[Path]:
+    """A file per rank."""
+    files = []
+    for rank in sorted({span.rank for span in spans}):
+        events = [slice_of(name.format(span), span.start / 1e3, span.end / 1e3) for span in spans if span.rank == rank]
+        files.append(folder / f"rank{rank}.json")
+        files[-1].write_text(json.dumps({"traceEvents": [*events, *more(rank)]}))
+    return files
+
+
+def slice_of(name, start, end, **more):
+    return {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": name,
+        "pid": 1,
+        "tid": 2,
+        "ts": start,
+        "dur": end - start,
+        **more,
+    }
+
+
+def read(*files, names=None):
+    lanes, notes = read_lanes(files, Names(names))
+    found = make_steps(lanes)
+    aligned = align(found)
+    return aligned, found.lanes, [*notes, *found.notes, *aligned.notes]
+
+
+def lengths(spans):
+    return {span.action: span.end - span.start for span in spans}
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_csv(tmp_path, unit):
+    """Two steps, of which the second is longer."""
+    first, second = spans_of(one_f_one_b(4, 8)), spans_of(one_f_one_b(4, 8), forward=5)
+    aligned, _, notes = read(as_csv(tmp_path / "spans.csv", first, second, unit=unit))
+    assert notes == []
+    assert aligned.schedule == one_f_one_b(4, 8)
+    assert [bubble_fraction(spans) for spans in aligned.spans.values()] == [
+        bubble_fraction(first),
+        bubble_fraction(second),
+    ]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize(
+    "schedule", [gpipe(4, 6), one_f_one_b(64, 80), interleaved(4, 8), zb_v(4, 8)], ids=lambda schedule: schedule.name
+)
+def test_a_file_per_rank(tmp_path, schedule, pack):
+    spans = spans_of(schedule, weight=3)
+    files = as_chrome(tmp_path, spans)
+    for file in files:
+        file.write_bytes(pack(file.read_bytes()))
+    aligned, _, notes = read(*files)
+    assert notes == []
+    assert aligned.schedule == schedule
+    assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=1e-6)
+
+
+def test_microps_own_export(tmp_path):
+    """It has two timelines: the measured one counts."""
+    schedule = interleaved(2, 4)
+    panels = {"replayed": spans_of(schedule, forward=9), "measured": spans_of(schedule)}
+    file = perfetto(panels, dict.fromkeys(panels, schedule), tmp_path / "trace.json")
+    aligned, _, notes = read(file)
+    assert "'measured, ms'" in notes[0]
+    assert aligned.schedule == schedule
+    assert makespan(aligned.spans[0]) == pytest.approx(makespan(panels["measured"]), abs=10)
+
+
+def test_begins_and_ends_as_events_of_their_own(tmp_path):
+    """As other writers of Chrome's format have them, in an array that is not closed."""
+    spans = spans_of(gpipe(2, 3))
+    events = []
+    for span in spans:
+        where = {"pid": 1, "tid": span.rank, "name": f"{span.stage}{span.op}{span.microbatch}"}
+        events += [{**where, "ph": "B", "ts": span.start / 1e3}, {**where, "ph": "E", "ts": span.end / 1e3}]
+    (tmp_path / "lanes.json").write_text(json.dumps(events)[:-1])
+    aligned, _, notes = read(tmp_path / "lanes.json")
+    assert notes == [f"{tmp_path}/lanes.json was cut: it is read up to there"]
+    assert bubble_fraction(aligned.spans[0]) == bubble_fraction(spans)
+
+
+def test_kernels_below_a_range_are_its_time(tmp_path):
+    """The host runs ahead; the kernels of messages do not count."""
+    spans = spans_of(one_f_one_b(2, 4))
+
+    def kernels(rank):
+        for number, span in enumerate(span for span in spans if span.rank == rank):
+            launch = slice_of("cudaLaunchKernel", 10 * number + 1, 10 * number + 2, args={"correlation": number})
+            waits = slice_of("cudaLaunchKernel", 10 * number + 2, 10 * number + 3, args={"correlation": 1000 + number})
+            yield from ({**launch, "cat": "cuda_runtime"}, {**waits, "cat": "cuda_runtime"})
+            kernel = slice_of("gemm", span.start / 1e3, span.end / 1e3, args={"correlation": number})
+            receive = slice_of("ncclDevKernel_SendRecv", 0, span.end / 1e3, args={"correlation": 1000 + number})
+            yield from ({**kernel, "cat": "kernel"}, {**receive, "cat": "kernel"})
+
+    for rank in range(2):
+        own = [span for span in spans if span.rank == rank]
+        host = [slice_of(f"PP:{s.stage}{s.op}{s.microbatch}", 10 * n, 10 * n + 8) for n, s in enumerate(own)]
+        (tmp_path / FILES[rank]).write_text(json.dumps({"traceEvents": [*host, *kernels(rank)]}))
+    aligned, _, notes = read(*(tmp_path / name for name in FILES))
+    assert notes == ["an action lasts from the begin of its first GPU kernel to the end of its last one"]
+    assert lengths(aligned.spans[0]) == pytest.approx(lengths(spans))
+    assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans))
+
+
+def test_functions_of_megatron_are_counted(tmp_path):
+    """Names without stage and microbatch; a file of a user's own names comes first."""
+    spans = spans_of(one_f_one_b(2, 3))
+    megatron = {"F": "megatron/core/pipeline_parallel/schedules.py(402): forward_step"}
+    megatron["B"] = megatron["F"].replace("forward", "backward")
+    for names in (megatron, {"F": "my forward", "B": "my backward"}):
+        table = tmp_path / "names.yaml"
+        table.write_text("- {pattern: my forward, op: F}\n- {pattern: my backward, op: B}\n")
+        for rank in range(2):
+            own = [slice_of(names[s.op], s.start / 1e3, s.end / 1e3) for s in spans if s.rank == rank]
+            (tmp_path / FILES[rank]).write_text(json.dumps(own))
+        aligned, _, notes = read(*(tmp_path / name for name in FILES), names=table)
+        assert notes == []
+        assert aligned.schedule == one_f_one_b(2, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["- {pattern: '(', op: F}", "- {pattern: a}", "- {op: F}", "3", "- {pattern: a, op: X}", "a: ["]
+)
+def test_a_wrong_table_of_names_is_one_line(tmp_path, text):
+    (tmp_path / "names.yaml").write_text(text)
+    with pytest.raises(TraceError, match=r"names\.yaml"):
+        Names(tmp_path / "names.yaml")
+
+
+def test_waits_in_ranges_that_have_no_receive_are_told(tmp_path):
+    """A range begins when the rank begins to wait."""
+    spans = spans_of(gpipe(2, 3))
+    early, free = [], [0, 0]
+    for span in spans:
+        early.append(span._replace(start=free[span.rank]))
+        free[span.rank] = span.end
+    aligned, _, notes = read(*as_chrome(tmp_path, early))
+    assert "begin before their input was made" in notes[0]
+    assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=0.06)  # hops are left in them
+
+
+def test_an_order_of_ones_own_is_kept(tmp_path):
+    schedule = gpipe(2, 4)
+    own = replace(schedule, ranks=tuple((row[1], row[0], *row[2:]) for row in schedule.ranks))
+    aligned, _, _ = read(*as_chrome(tmp_path, spans_of(own)))
+    assert aligned.schedule == replace(own, name="foreign")
+
+
+def traced(tmp_path, schedule, **costs):
+    aligned, lanes, _ = read(*as_chrome(tmp_path, spans_of(schedule, **costs)))
+    rows = step_rows(aligned, lanes)
+    return aligned, lanes, rows, calibrate_steps(aligned.schedule, rows, aligned.spans[0])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sizes", "expected"),
+    [
+        (gpipe(4, 16), [], spans_of(gpipe(4, 16))),
+        (zb_h1(4, 8), [], spans_of(zb_h1(4, 8), backward=3, weight=3)),
+        (interleaved(4, 8), [], spans_of(interleaved(4, 8), forward=2, backward=3)),
+        (one_f_one_b(4, 8), [4, 2, 1, 1], spans_of(one_f_one_b(4, 8), forward=[8, 4, 2, 2], backward=[12, 6, 3, 3])),
+    ],
+)
+def test_what_if(tmp_path, schedule, sizes, expected):
+    aligned, _, _, costs = traced(tmp_path, one_f_one_b(4, 8))
+    answer = what_if(schedule, sizes, aligned.schedule, costs, [])
+    assert makespan(answer.spans) == pytest.approx(makespan(expected) / 1e6)
+    assert answer.notes
+
+
+def test_a_partition_that_does_not_fit_is_one_line(tmp_path):
+    aligned, _, _, costs = traced(tmp_path, one_f_one_b(4, 8))
+    for sizes, layers in (([1, 2], []), ([1, 2, 3, 4], [2, 2, 2, 2])):
+        with pytest.raises(TraceError, match="give 4 numbers"):
+            what_if(aligned.schedule, sizes, aligned.schedule, costs, layers)
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), zb_h1(4, 8)], ids=lambda schedule: schedule.name)
+def test_a_profile_gives_an_emulated_device_the_times_of_the_trace(tmp_path, schedule):
+    spans = spans_of(schedule, weight=2)
+    aligned, lanes, _, costs = traced(tmp_path, schedule, weight=2)
+    profile, notes = profile_of(aligned, lanes, costs, [], 4)
+    assert "fit within 0 %" in " ".join(notes)
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump(to_plain(profile)))
+    words = [f"profile={path}", "device=emulated", "model.layers=32", "ranks=4", "chunks=8", "batch_size=32"]
+    config = read_config(compose_config(*words, f"schedule={schedule.name}", name="simulate"))
+    job = make_pricing_job(config)
+    assert makespan(simulate(job.schedule, job.costs)) == pytest.approx(makespan(spans) / 1e6, rel=0.02)
+
+
+def test_the_run_folder_can_be_read(tmp_path):
+    aligned, lanes, rows, _ = traced(tmp_path, one_f_one_b(4, 8))
+    attempt, summary = record(tmp_path / "runs", aligned, rows, lanes, {"notes": []})
+    records = check_attempt(attempt)
+    assert records.summary == json.loads(json.dumps(summary))
+    assert records.status["status"] == "finished"
+    assert summary["in_flight_peak"] == [4, 3, 2, 1]
+    assert summary["bubble"]["measured"] == pytest.approx(bubble_fraction(aligned.spans[0]))
+    assert summary["replayed"]["step_ms"] == pytest.approx(makespan(aligned.spans[0]) / 1e6)
+
+
+def test_marked_needs_stages():
+    with pytest.raises(TypeError, match="give a schedule"), marked(object()):
+        pass
