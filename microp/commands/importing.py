@@ -17,7 +17,7 @@ from microp.config import ConfigError, SimulateConfig, compose_config, make_pric
 from microp.profiling import to_plain
 from microp.records import WriteError, write_text
 from microp.schedule import Schedule, to_torch_csv
-from microp.schedule.builders import ORDERS
+from microp.schedule.builders import LOOPED, ORDERS
 from microp.simulator import Simulated, calibrate_steps, critical_path, replay_steps
 from microp.system import CommandParser, redact_words
 from microp.terminal import columns, console
@@ -98,8 +98,9 @@ def _order_of(words: Sequence[str], traced: Schedule) -> tuple[Schedule, list[in
     """Return the order that words of `microp.simulate` ask for, by default that of the trace, and its partition."""
     sizes = [word.partition("=")[2] for word in words if word.startswith("partition=")]
     mine = [f"ranks={len(traced.ranks)}", f"chunks={traced.chunks}", "costs.forward=1", "costs.backward=1"]
-    if traced.name in ORDERS:
-        mine.append(f"schedule={traced.name}")
+    if traced.name in ORDERS and not any(word.startswith("schedule=") for word in words):
+        per_rank = f"schedule.stages_per_rank={traced.stages // len(traced.ranks)}"
+        mine += [f"schedule={traced.name}", *[per_rank] * (traced.name in LOOPED)]
     asked = [*mine, *(word for word in words if not word.startswith("partition="))]
     config = read_config(compose_config(*asked, name="simulate"))
     assert isinstance(config, SimulateConfig)

@@ -48,6 +48,9 @@ def align(found: Steps) -> Aligned:
     refused: list[str] = []
     for step, rows in found.steps.items():
         length = max(row.ended for row in rows) - min(row.began for row in rows)
+        if all(each.end <= each.start for row in rows for each in row.actions):
+            refused.append(f"step {step}: no action takes any time")
+            continue
         least, where = _bounds(found.schedule, rows, clocks, by_end=False)
         if (off := least.diagonal().max()) > MOST * length:  # ranges may contain waits: only their ends are certain
             refusal = f"step {step}: {where} begins {off / 1e6:.3g} ms before its input was made, whatever the clocks"
@@ -65,7 +68,7 @@ def align(found: Steps) -> Aligned:
             for row, shift in zip(rows, shifts, strict=True)
         ]
     if not spans:
-        raise TraceError(f"the trace contradicts itself: {refused[0]}; give each rank's own trace")
+        raise TraceError(f"no step can be used; {refused[0]}: give each rank's own trace")
     notes = [f"left out: {text}" for text in refused]
     if moved:
         notes.append(f"{moved} actions begin before their input was made: the wait is taken off, but not the transfer")

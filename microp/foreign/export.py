@@ -21,6 +21,7 @@ from microp.settings import NEVER, MlpSettings
 from microp.simulator import Costs, LayerMemory
 
 LAYERS = 8  # of a stage, if that is not known
+LEAST = 1e-6  # milliseconds: the fit divides by times
 
 
 def profile_of(
@@ -37,7 +38,9 @@ def profile_of(
     model = MlpSettings("mlp", sum(sizes), 64, "float32")
     case = _case(aligned, sizes, rows, 1)
     samples = [
-        each._replace(before=profiling.USUAL[each.op])  # one order shows little of what came before
+        each._replace(
+            before=profiling.USUAL[each.op], ms=max(each.ms, LEAST)
+        )  # one order tells little of what was before
         for factor in (1, 2)
         for each in profiling.samples_of(_case(aligned, sizes, rows, factor), model.kinds)
     ]
