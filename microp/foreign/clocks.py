@@ -47,7 +47,7 @@ def align(found: Steps) -> Aligned:
     spans, ranks, moved, residual, corrected = {}, {}, 0, 0.0, 0.0
     refused: list[str] = []
     for step, rows in found.steps.items():
-        length = max(row.ended for row in rows) - min(row.began for row in rows)
+        length = max(row.ended - row.began for row in rows)
         if all(each.end <= each.start for row in rows for each in row.actions):
             refused.append(f"step {step}: no action takes any time")
             continue
@@ -63,10 +63,8 @@ def align(found: Steps) -> Aligned:
         shifts = [int(offsets[clock]) for clock in clocks]
         spans[step], count = _spans(found.schedule, rows, shifts, length)
         moved += count
-        ranks[step] = [
-            row._replace(began=row.began + shift, ended=row.ended + shift)
-            for row, shift in zip(rows, shifts, strict=True)
-        ]
+        moments = [(row.began + shift, row.ended + shift) for row, shift in zip(rows, shifts, strict=True)]
+        ranks[step] = [row._replace(began=b, ended=e) for row, (b, e) in zip(rows, moments, strict=True)]
     if not spans:
         raise TraceError(f"no step can be used; {refused[0]}: give each rank's own trace")
     notes = [f"left out: {text}" for text in refused]

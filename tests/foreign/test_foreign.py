@@ -188,6 +188,31 @@ def test_a_wrong_table_of_names_is_one_line(tmp_path, text):
         Names(tmp_path / "names.yaml")
 
 
+@pytest.mark.parametrize("away", [0.1, 5e3, 3.6e9, 1.79e15])
+def test_clocks_that_are_far_apart(tmp_path, away):
+    """A tenth of a microsecond, five hops, an hour, and from the start of a machine to that of 1970; in microseconds."""
+    spans = spans_of(one_f_one_b(4, 8))
+    files = as_chrome(tmp_path, spans)
+    trace = json.loads(files[2].read_text())
+    for event in trace["traceEvents"]:
+        event["ts"] += away
+    files[2].write_text(json.dumps(trace))
+    aligned, _, notes = read(*files)
+    assert notes == []
+    assert aligned.clocks.startswith("clocks left" if away < 1e3 else "clocks corrected")
+    assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=0.005)
+
+
+def test_an_order_that_cannot_be_is_refused_whatever_the_clocks(tmp_path):
+    """Two actions of a rank have changed their names."""
+    spans = spans_of(one_f_one_b(2, 8))
+    files = as_chrome(tmp_path, spans)
+    text = files[1].read_text().replace("PP:1F7", "PP:x").replace("PP:1F0", "PP:1F7").replace("PP:x", "PP:1F0")
+    files[1].write_text(text)
+    with pytest.raises(TraceError, match=r"it deadlocks|before its input was made"):
+        read(*files)
+
+
 def test_waits_in_ranges_that_have_no_receive_are_told(tmp_path):
     """A range begins when the rank begins to wait."""
     spans = spans_of(gpipe(2, 3))
