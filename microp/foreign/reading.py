@@ -190,7 +190,7 @@ class _File:
 
     def _number(self, event: dict[str, Any], key: str) -> float:
         value = event.get(key)
-        if not isinstance(value, int | float) or not abs(value) < _LONGEST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LONGEST:
             raise TraceError(f"{self.path}: {str(event.get('name'))[:40]} has no time ({key}={str(value)[:40]})")
         return value
 
