@@ -190,7 +190,7 @@ def test_a_wrong_table_of_names_is_one_line(tmp_path, text):
 
 @pytest.mark.parametrize("away", [0.1, 5e3, 3.6e9, 1.79e15])
 def test_clocks_that_are_far_apart(tmp_path, away):
-    """A tenth of a microsecond, five hops, an hour, and from the start of a machine to that of 1970; in microseconds."""
+    """A tenth of a microsecond, five hops, an hour, and the time since 1970; in microseconds."""
     spans = spans_of(one_f_one_b(4, 8))
     files = as_chrome(tmp_path, spans)
     trace = json.loads(files[2].read_text())
