@@ -128,7 +128,7 @@ def _import(options: argparse.Namespace) -> None:
     # 2. record and show
     about = {"command": redact_words(sys.argv), "notes": notes, "clocks": aligned.clocks}
     attempt, summary = foreign.record(options.output_dir / "runs", aligned, rows, found.lanes, about, options.name)
-    _show(aligned, summary, replayed if options.replay else None)
+    _show(aligned, summary, replayed, options.replay)
     _say(f"{attempt}")
     # 3. what is asked besides
     if answer:
@@ -150,8 +150,8 @@ def _import(options: argparse.Namespace) -> None:
         _say(f"{path}: {order.stages} stages, {order.chunks} microbatches; {ENGINES.format(path)}")
 
 
-def _show(aligned: foreign.Aligned, summary: dict[str, Any], replayed: Simulated | None) -> None:
-    """Print the step, the bubbles, where the time went, and the drawing of the last step."""
+def _show(aligned: foreign.Aligned, summary: dict[str, Any], replayed: Simulated, is_drawn: bool) -> None:
+    """Print the step, the bubbles, where the time went, and the last step, below its replay if that is drawn."""
     schedule, every = aligned.schedule, list(aligned.spans.values())
     order = (
         "an order that microp does not build" if schedule.name == foreign.UNKNOWN else f"the order is {schedule.name}"
@@ -167,17 +167,15 @@ def _show(aligned: foreign.Aligned, summary: dict[str, Any], replayed: Simulated
     times = {kind: [f"{value:.2f}" for value in values] for kind, values in summary["time_ms"].items() if any(values)}
     ranks = columns.Column("last step, ms", [f"rank {rank}" for rank in range(len(schedule.ranks))], "left", 1)
     columns.show(console.out, [ranks, *(columns.Column(*column) for column in times.items())], "summary.json")
+    path, time = critical_path(replayed), float(trace.makespan(replayed))
+    on = [sum(float(s.end - s.start) for s in path if s.rank == rank) for rank in range(len(schedule.ranks))]
+    shares = ", ".join(f"rank {rank} {100 * part / time:.0f} %" for rank, part in enumerate(on) if part)
+    _say(f"critical path of the replayed step: {len(path)} actions; {shares}")
     panels: dict[str, Any] = {"measured": every[-1]}
-    if replayed is not None:
+    if is_drawn:
         moments = [{each: round(getattr(span, each) * 1e6) for each in trace.MOMENTS} for span in replayed]
-        drawn = [span._replace(**own) for span, own in zip(replayed, moments, strict=True)]
-        panels, time, path = {"replayed": drawn, **panels}, float(trace.makespan(replayed)), critical_path(replayed)
-        on = [sum(float(s.end - s.start) for s in path if s.rank == rank) for rank in range(len(schedule.ranks))]
-        shares = ", ".join(f"rank {rank} {100 * part / time:.0f} %" for rank, part in enumerate(on) if part)
-        _say(
-            f"replayed {time:.4g} ms, {100 * (time / median(makespans) - 1):+.1f} % of the median step",
-            f"critical path: {len(path)} actions; {shares} of the replayed step",
-        )
+        panels = {"replayed": [s._replace(**own) for s, own in zip(replayed, moments, strict=True)], **panels}
+        _say(f"replayed {time:.4g} ms, {100 * (time / median(makespans) - 1):+.1f} % of the median step")
     if len(every[-1]) <= trace.DRAWN:
         shown = trace.screen()
         print(shown.text(trace.timeline(panels, shown.columns, ROWS)))
