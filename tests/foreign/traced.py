@@ -34,6 +34,7 @@ SCHEDULES = {  # torch's class -> what microp calls its order
 SINGLE = ("ScheduleGPipe", "Schedule1F1B")
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 RUNTIME = "_PipelineScheduleRuntime"  # runs an order from a file
+MARKED = ("Schedule1F1B", "ScheduleInterleavedZeroBubble")  # the second names its actions by itself too
 STEPS = 3
 TIMES = {"forward": 0.012, "input": 0.012, "weight": 0.010}  # seconds that the parts of a stage sleep
 ROWS, DIM = 2, 8
@@ -108,7 +109,7 @@ def trace_schedule(name: str, rank: int, ranks: int, chunks: int, folder: Path) 
             taken.clear()
             distributed.barrier()
             with torch.profiler.record_function(f"ProfilerStep#{step}"):
-                with marked(schedule) if name == "Schedule1F1B" else nullcontext():
+                with marked(schedule) if name in MARKED else nullcontext():
                     schedule.step(*([batch] if 0 in ids else []), target=target if count - 1 in ids else None)
                 optimizer.step()
                 optimizer.zero_grad()
