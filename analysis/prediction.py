@@ -27,9 +27,9 @@ from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.forecasts import BASELINES, FORECASTS, forecasts, of_the_others, summary
 from analysis.varied import differing
 from analysis.words import sentences
-from microp.records import Row, read_some_rows, read_spans
+from microp.records import Row, read_some_rows, read_spans, traced_schedule
 from microp.results import Store, records
-from microp.simulator import replay_steps, schedule_of
+from microp.simulator import replay_steps
 from microp.system import run_command
 from microp.trace import makespan
 
@@ -154,7 +154,7 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
     spans, steps = read_spans(attempt), measured_steps(attempt, row["ranks"])
     if not spans or not steps or row["replicas"] != 1:
         return
-    schedule = schedule_of(spans, row["schedule"])
+    schedule = traced_schedule(attempt, spans, row["schedule"])
     replayed = makespan(replay_steps(schedule, steps, spans))
     yield {
         **{key: row[key] for key in ("run_id", "question")},

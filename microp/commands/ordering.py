@@ -87,13 +87,14 @@ class OrderCallback(PointsCallback):
 
 
 def _divided(schedule: Schedule) -> Schedule:
-    """Return the order with every backward divided."""
+    """Return the order with every backward divided, and so without pairs."""
 
     def parts(action: Action) -> tuple[Action, ...]:
         return (action._replace(op=Op.I), action._replace(op=Op.W)) if action.op is Op.B else (action,)
 
     return replace(
-        schedule, ranks=tuple(tuple(part for action in row for part in parts(action)) for row in schedule.ranks)
+        schedule.apart,
+        ranks=tuple(tuple(part for action in row for part in parts(action)) for row in schedule.ranks),
     )
 
 

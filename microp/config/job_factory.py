@@ -35,7 +35,7 @@ from microp.planner import NoRoomError, Task
 from microp.records import RecordError, changed_since, read_env, snapshots
 from microp.schedule import Action, Partition, Schedule, builders, of_sizes, spread, to_text, uniform, validate
 from microp.settings import EmulatedSettings, OwnSettings, broken_rules
-from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
+from microp.simulator import check_pairs, closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,12 @@ def make_job(config: Config) -> Job:
     problems = config_checks.problems(config)
     # 1. the order; `text` is that of the builder, which identifies runs
     schedule, text = None, ""
+    pair_notes: tuple[str, ...] = ()
     try:
         if not any(problem.startswith(("ranks=", "chunks=")) for problem in broken_rules(config)):
-            built = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
+            whole = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
+            built = whole if _has_pairs(config) else whole.apart
+            pair_notes = _about_pairs(config, whole)
             limit = config.activation_limit
             schedule = validate(_named(config, built), None if limit is None or limit < 1 else limit)
             log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
@@ -65,7 +68,7 @@ def make_job(config: Config) -> Job:
             if not problems:
                 config = replace(config, device=times_of(config, schedule, sizes))
             if isinstance(config.device, EmulatedSettings) and not config.device.problems():
-                nominal_costs(config.device, workload_of(config, schedule, sizes), rows=1)
+                check_pairs(schedule, nominal_costs(config.device, workload_of(config, schedule, sizes), rows=1))
                 nominal_optimizer(config.device, sizes * schedule.copies)
     except ValueError as error:
         problems.append(str(error))
@@ -81,7 +84,7 @@ def make_job(config: Config) -> Job:
     job = job_with(config, schedule, chosen.partition, run_id(asked, text), question_id(asked, text))
     if problem := memory_problem(config, job):
         raise ConfigError([problem])
-    return replace(job, resumed=find_resumed(config, job), notes=chosen.notes)
+    return replace(job, resumed=find_resumed(config, job), notes=(*chosen.notes, *pair_notes))
 
 
 def job_with(config: Config, schedule: Schedule, partition: Partition, run: str, question: str) -> Job:
@@ -133,6 +136,18 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
             "choose another name"
         )
     return replace(schedule, name=name)
+
+
+def _has_pairs(config: Config) -> bool:
+    """Return whether pairs have a time of their own; else a rank runs their forwards and backwards as in any order."""
+    return getattr(config.device, "pair_ms", None) is not None
+
+
+def _about_pairs(config: Config, schedule: Schedule) -> tuple[str, ...]:
+    if not schedule.pairs or _has_pairs(config):
+        return ()
+    where = "device.pair_ms gives a pair a time of its own" if config.device.is_emulated else "nothing overlaps here"
+    return (f"{schedule.name} has {len(schedule.pairs)} pairs, each run as its F, then its B: {where}",)
 
 
 def _order_problems(config: Config, schedule: Schedule) -> list[str]:

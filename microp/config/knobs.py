@@ -39,7 +39,17 @@ NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least
 _NOT_FOR_A_PRICE = ["dry_run", "fail_fast", "parallel"]
 _NOT_FOR_A_PLAN = [*_NOT_FOR_A_PRICE, "steps", "warmup_steps", "learning_rate", "seed", "repeat", "again", "snapshot"]
 _NOT_FOR_A_PLAN += ["activation_limit", "launch"]
-_TIMES = ["forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "latency_ms", "per", "overhead_ms"]
+_TIMES = [
+    "forward_ms",
+    "backward_ms",
+    "weight_ms",
+    "full_ms",
+    "pair_ms",
+    "recompute_ms",
+    "latency_ms",
+    "per",
+    "overhead_ms",
+]
 _TIMES += ["optimizer_ms"]  # what a profile of an emulated device has, too
 
 

@@ -102,6 +102,7 @@ class CostsConfig:
     forward: Any = MISSING  # F; null: an emulated device's times, else F = B = W = 1 on an average rank
     backward: Any = MISSING  # B, the input gradient, or the full backward if weight is not given
     weight: Any = MISSING  # W, the weight gradient
+    pair: Any = MISSING  # a pair of a forward and a backward; null: one after the other
     recompute: Any = MISSING  # what a recomputation adds to B; null: forward
     latency: Any = MISSING  # of a hop between two ranks
     boundary: Any = MISSING  # bytes of the tensor that enters a stage

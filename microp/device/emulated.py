@@ -43,6 +43,11 @@ class Emulated(Cpu):
     def __init__(self, settings: EmulatedSettings, workload: Workload, stamps: bool) -> None:
         super().__init__()
         self._costs = [nominal_costs(settings, workload, rows) for rows in workload.rows]  # per microbatch
+        self._halves: dict[Action, float] = {}  # of the pairs that have a time of their own
+        for forward, backward in workload.schedule.partners.items():
+            if (costs := self._costs[forward.microbatch]).pair:
+                self._halves |= zip((forward, backward), costs.halves(forward, backward), strict=True)
+        self._pairs = workload.schedule.pairs
         self._latency_ns = round(settings.latency_ms * 1e6)
         self._overhead_ns = round(settings.overhead_ms * 1e6)
         self._optimizer_ns = [round(ms * 1e6) for ms in nominal_optimizer(settings, workload.layers)]
@@ -55,7 +60,8 @@ class Emulated(Cpu):
         return max(self._pacer.now(), self._free)
 
     def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
-        nominal_ns = round(self._costs[action.microbatch].of(action) * 1e6)
+        own_ms = self._costs[action.microbatch].of(action)
+        nominal_ns = round(self._halves.get(action, own_ms) * 1e6)
         quiet_s = nominal_ns * QUIET / 1e9
         pacer, stamps = self._pacer, self._stamps
         give_early = give if stamps else None
@@ -83,7 +89,8 @@ class Emulated(Cpu):
                 give(y)
             self._free = self._ended + self._overhead_ns
 
-        return paced, rest if self._overhead_ns else None if give_early is not None else give
+        has_overhead = self._overhead_ns and action not in self._pairs
+        return paced, rest if has_overhead else None if give_early is not None else give
 
     def reduction_end(self, stage: int, start_ns: int) -> int | None:
         if not self._costs[0].reduction:

@@ -107,6 +107,50 @@ class _LocalBox:
         return tensor
 
 
+class _PairBox:
+    """Holds what the two actions of a pair pass on: the input of its backward, and the output of its forward.
+
+    ::
+
+        wait for both inputs ─► F ─► B ─► give the outputs of both        as one action, with one time
+    """
+
+    def __init__(self, take: Callable[[], Tensor | None] | None, give: Give | None) -> None:
+        self._take, self._give = take, give  # of the forward
+        self._input: Tensor | None = None
+        self._output: Tensor | None = None
+
+    def both_inputs(self, of_backward: Callable[[], Tensor | None] | None) -> Callable[[], Tensor | None]:
+        """Return what takes the forward's input, and keeps the backward's."""
+
+        def take() -> Tensor | None:
+            self._input = of_backward() if of_backward is not None else None
+            return self._take() if self._take is not None else None
+
+        return take
+
+    def input(self) -> Tensor | None:
+        """Return the input of the backward."""
+        taken, self._input = self._input, None
+        return taken
+
+    def keep(self, output: Tensor, leaves_ns: int = 0) -> None:
+        del leaves_ns  # it leaves with the backward's
+        self._output = output
+
+    def both_outputs(self, of_backward: Give | None) -> Give:
+        """Return what gives the outputs of both at the end of the backward."""
+
+        def give(y: Tensor, leaves_ns: int = 0) -> None:
+            kept, self._output = self._output, None
+            if self._give is not None:
+                self._give(kept, leaves_ns)
+            if of_backward is not None:
+                of_backward(y, leaves_ns)
+
+        return give
+
+
 class Engine:
     """Runs one rank's row of a schedule.
 
@@ -153,16 +197,25 @@ class Engine:
         inboxes = {source: self._inbox(source) for action in row if (source := remote_source(schedule, rank, action))}
         outboxes = {action: box for action in row if (box := self._outbox(action)) is not None}
         posts, completed = receives_to_post(schedule, rank), completed_sends(schedule, rank)
+        # 2. where each action's input comes from, and where its output goes; of a pair with a time of its own, of both
+        takes: dict[Action, Callable[[], Tensor | None] | None] = dict.fromkeys(row)
+        gives: dict[Action, Give | None] = dict.fromkeys(row)
+        for action in row:
+            if (source := schedule.source(action)) is not None:
+                takes[action] = inboxes[source].wait if source in inboxes else local_boxes[source].take
+            if action in outboxes:
+                gives[action] = self._checked(action, outboxes[action].send)
+            elif action in schedule.consumers:
+                gives[action] = local_boxes[action].put
+        for action in filter(schedule.pairs.__contains__, row):
+            partner = schedule.partners[action]
+            pair = _PairBox(takes[action], gives[action])
+            takes[action], takes[partner] = pair.both_inputs(takes[partner]), pair.input
+            gives[action], gives[partner] = pair.keep, pair.both_outputs(gives[partner])
+            posts[action], posts[partner] = posts[action] + posts[partner], ()
         bound = []
         for action in row:
-            stage, source = stages[action.stage], schedule.source(action)
-            take: Callable[[], Tensor | None] | None = None
-            give: Give | None = None
-            # 2. where its input comes from, and where its output goes
-            if source is not None:
-                take = inboxes[source].wait if source in inboxes else local_boxes[source].take
-            if action in schedule.consumers:
-                give = self._checked(action, outboxes[action].send) if action in outboxes else local_boxes[action].put
+            stage, take, give = stages[action.stage], takes[action], gives[action]
             # 3. what it runs, as the device and the sums over replicas want it
             run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.I: stage.backward, Op.W: stage.weight_gradient}[
                 action.op

@@ -28,9 +28,18 @@ from typing import Any
 
 from microp.mirror.content import Charts, run_summary, steps_table
 from microp.mirror.files import SUMMARY, completed, files_of, wandb_names, wandb_uid
-from microp.records import RUNNING, check_attempt, read_env, read_spans, read_status, read_summary, write_json
+from microp.records import (
+    RUNNING,
+    check_attempt,
+    read_env,
+    read_spans,
+    read_status,
+    read_summary,
+    traced_schedule,
+    write_json,
+)
 from microp.settings import TrackingSettings
-from microp.simulator import replay, schedule_of
+from microp.simulator import replay
 from microp.trace import MOMENTS, picture
 
 SPAN = ("rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS))
@@ -182,7 +191,7 @@ class WandbRun:
                 lines = [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in spans]
                 exhibits["spans"] = wandb.Table(list(SPAN), list(lines))
                 # a failed attempt may have the trace of only some ranks, which cannot be replayed
-                order = schedule_of(spans, summary["schedule"]) if summary["time_ms"] else None
+                order = traced_schedule(self._attempt, spans, summary["schedule"]) if summary["time_ms"] else None
                 picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
                 exhibits["timeline"] = wandb.Image(file.name)
             if exhibits:

@@ -18,10 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from microp.job import Job
-from microp.records.records import Row, read_reductions, read_spans
-from microp.schedule import Schedule
+from microp.records.records import Row, read_reductions, read_schedule, read_spans
+from microp.schedule import Action, Schedule
 from microp.simulator import Simulated, replay, replay_reductions, replay_steps, schedule_of
 from microp.trace import Reduction, Span, after_last_gradient, bubble_fraction, ends_at, reductions
+
+
+def traced_schedule(attempt: Path, spans: Sequence[Span], name: str) -> Schedule:
+    """Return the schedule of an attempt's spans, with the pairs that it ran as one action; raises as `read_json`."""
+    pairs = read_schedule(attempt).pairs if (attempt / "schedule.txt").exists() else frozenset[Action]()
+    return schedule_of(spans, name, pairs)
 
 
 class TracedStep(NamedTuple):
@@ -43,7 +49,7 @@ def read_traced_step(attempt: Path, summary: Mapping[str, Any]) -> TracedStep | 
     measured, sums = read_spans(attempt), read_reductions(attempt)
     if not measured:
         return None
-    schedule = schedule_of(measured, summary["schedule"])
+    schedule = traced_schedule(attempt, measured, summary["schedule"])
     step = TracedStep(schedule, {"measured": measured}, {"measured": sums})
     if not summary["time_ms"]:
         return step

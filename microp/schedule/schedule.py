@@ -27,6 +27,13 @@ A schedule without slices has one unit per microbatch, so that an action's `micr
     0F0 ─► 1F0       0F0 and 2F1 take the batch's inputs, the rules hold within a copy
     2F1 ─► 3F1       the copies' gradients are summed after the last action
 
+::
+
+    (0F7;7B3)        a pair: a forward and the backward after it in the row, as one action with a time of its own,
+                     which takes the inputs of both when it starts and gives the outputs of both when it ends
+
+Where a pair has no time of its own, on a CPU that computes, its forward and its backward run one after the other.
+
 Communication is derived: a parent on another rank is a receive, a child on another rank
 is a send.
 """
@@ -35,10 +42,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -91,6 +98,7 @@ class Schedule:
         ranks: for each rank, its actions in the order in which it runs them.
         slices: the number of units along the sequence that a microbatch is divided into.
         copies: how often the model is there; the first of its copies runs the first microbatches, and so on.
+        pairs: the forwards that are a pair with the action after them in their row, a B or an I.
 
     Raises:
         ValueError: there is no rank, `chunks`, `slices` or `copies` is below 1, or `copies` does not divide `chunks`.
@@ -101,6 +109,7 @@ class Schedule:
     ranks: tuple[tuple[Action, ...], ...]
     slices: int = 1
     copies: int = 1
+    pairs: frozenset[Action] = frozenset()
 
     def __post_init__(self) -> None:
         if self.chunks < 1 or not self.ranks:
@@ -123,6 +132,17 @@ class Schedule:
     def __iter__(self) -> Iterator[tuple[int, Action]]:
         """Iterate over all (rank, action) pairs, rank by rank."""
         return ((rank, action) for rank, row in enumerate(self.ranks) for action in row)
+
+    @cached_property
+    def partners(self) -> dict[Action, Action]:
+        """The pairs: forward -> the action after it in its row."""
+        rows = (pairwise(row) for row in self.ranks) if self.pairs else ()
+        return {action: after for row in rows for action, after in row if action in self.pairs}
+
+    @property
+    def apart(self) -> Schedule:
+        """The same order without pairs: their forwards and backwards run one after the other."""
+        return replace(self, pairs=frozenset()) if self.pairs else self
 
     @cached_property
     def placement(self) -> dict[int, int]:
@@ -171,6 +191,11 @@ class Schedule:
             return (forward, *after)
         return (forward, self.back(stage + 1, microbatch), *after)
 
+    def waits_for(self, action: Action) -> tuple[Action, ...]:
+        """Return the parents of `action`, and those of its partner if it is the forward of a pair."""
+        partner = self.partners.get(action)
+        return self.parents(action) + (self.parents(partner) if partner else ())
+
     def back(self, stage: int, microbatch: int) -> Action:
         """Return the action that makes the gradient of a stage's input: its I, or its B."""
         return self.input_gradients.get((stage, microbatch)) or Action(_B, stage, microbatch)
@@ -205,6 +230,15 @@ class Schedule:
 def rows(ranks: Iterable[Iterable[Action]]) -> tuple[tuple[Action, ...], ...]:
     """Return a builder's rows as tuples."""
     return tuple(tuple(row) for row in ranks)
+
+
+def overlapped(ranks: Iterable[Sequence[Action]], apart: Sequence[int] = ()) -> frozenset[Action]:
+    """Return `Schedule.pairs`: every forward that a full backward follows, but the first of each rank in `apart`."""
+    pairs: list[Action] = []
+    for rank, row in enumerate(ranks):
+        found = [action for action, after in pairwise(row) if action.op is _F and after.op is _B]
+        pairs += found[rank in apart :]
+    return frozenset(pairs)
 
 
 def weight_groups(row: Sequence[Action]) -> dict[Action, tuple[int, ...]]:

@@ -9,6 +9,8 @@
     0F0,,,0I0,0W0                                   torch's: one row per rank, one cell per action;
     ,1F0,1I0,1W0                                    an empty cell is an idle slot
 
+    (0F7;7B3)   (0F7;7B3)OVERLAP_F_B                a pair, in microp's form and in torch's
+
 Both are also read as a spreadsheet saves them: with a mark of the byte order, quoted cells, commas, semicolons or tabs
 between words, and rows without any.
 
@@ -31,8 +33,8 @@ _HEADER = re.compile(
     r"(?: slices=(?P<slices>\d{1,9}))?(?: copies=(?P<copies>\d{1,9}))?"
 )
 _BOUNDS = str.maketrans(dict.fromkeys("\ufeff,;()\"'", " "))  # between words; each is one character, as columns count
-# torch's communication actions, which follow from the order, and its mark for two actions that overlap
-_DERIVED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*|OVERLAP_F_B")
+_WORD = re.compile(r"\((\w+);(\w+)\)(?:OVERLAP_F_B)?|[^\s\ufeff,;()\"']+")  # a pair, or a word between bounds
+_DERIVED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*")  # torch's communication: follows
 
 
 # --- microp's form -------------------------------------------------------------------------------
@@ -50,8 +52,7 @@ def to_text(schedule: Schedule) -> str:
     slices = f" slices={schedule.slices}" if schedule.slices > 1 else ""
     slices += f" copies={schedule.copies}" if schedule.copies > 1 else ""
     header = f"# microp schedule {schedule.name} chunks={schedule.chunks} ranks={len(schedule.ranks)}{slices}"
-    lines = (" ".join(str(action) for action in row) for row in schedule.ranks)
-    return "\n".join((header, *lines)) + "\n"
+    return "\n".join((header, *(" ".join(_written(schedule, row)) for row in schedule.ranks))) + "\n"
 
 
 def from_text(text: str) -> Schedule:
@@ -64,7 +65,7 @@ def from_text(text: str) -> Schedule:
     header = _HEADER.fullmatch(lines[0].strip()) or _HEADER.fullmatch(" ".join(lines[0].translate(_BOUNDS).split()))
     if header is None:
         raise ValueError("line 1, column 1: expected '# microp schedule <name> chunks=<M> ranks=<K>'")
-    ranks = rows((_parsed(*word) for word in row) for row in _words(text)[1:])
+    ranks, pairs = _read(_words(text)[1:])
     if len(ranks) != int(header["ranks"]):
         raise ValueError(f"line 1, column 1: ranks={header['ranks']}, but {len(ranks)} rows of actions follow")
     return Schedule(
@@ -73,6 +74,7 @@ def from_text(text: str) -> Schedule:
         with_input_gradients(ranks),
         int(header["slices"] or 1),
         int(header["copies"] or 1),
+        pairs,
     )
 
 
@@ -91,17 +93,39 @@ def with_input_gradients(ranks: Iterable[Iterable[T]]) -> tuple[tuple[T, ...], .
 def _words(text: str) -> list[list[tuple[str, str]]]:
     """Return the lines' words, each with its line and column; lines without any are left out."""
     table = [
-        [(f"line {number}, column {word.start() + 1}", word.group()) for word in re.finditer(r"\S+", line)]
-        for number, line in enumerate(text.translate(_BOUNDS).splitlines(), start=1)
+        [(f"line {number}, column {word.start() + 1}", word.group()) for word in _WORD.finditer(line)]
+        for number, line in enumerate(text.splitlines(), start=1)
     ]
     return [words for words in table if words]
 
 
-def _parsed(where: str, word: str) -> Action:
-    try:
-        return Action.parse(word)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+def _read(table: Iterable[Iterable[tuple[str, str]]]) -> tuple[tuple[tuple[Action, ...], ...], frozenset[Action]]:
+    """Return the rows of actions that the words name, and the forwards of the pairs among them."""
+    ranks, pairs = [], set()
+    for words in table:
+        row: list[Action] = []
+        for where, word in words:
+            try:
+                if (pair := _WORD.fullmatch(word)) and pair[1]:
+                    row += map(Action.parse, pair.groups())
+                    pairs.add(row[-2])
+                else:
+                    row.append(Action.parse(word))
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
+        ranks.append(row)
+    return rows(ranks), frozenset(pairs)
+
+
+def _written(schedule: Schedule, row: Iterable[Action], mark: str = "") -> list[str]:
+    """Return the words of a row; `mark` comes after a pair."""
+    partners = schedule.partners
+    seconds = set(partners.values())
+    return [
+        f"({action};{partners[action]}){mark}" if action in partners else str(action)
+        for action in row
+        if action not in seconds
+    ]
 
 
 # --- torch's form --------------------------------------------------------------------------------
@@ -109,14 +133,13 @@ def _parsed(where: str, word: str) -> Action:
 
 def to_torch_csv(schedule: Schedule) -> str:
     """Return the CSV that torch's `_PipelineSchedule._load_csv` reads: one row per rank, no idle slots."""
-    return "".join(",".join(map(str, row)) + "\n" for row in schedule.ranks)
+    return "".join(",".join(_written(schedule, row, "OVERLAP_F_B")) + "\n" for row in schedule.ranks)
 
 
 def from_torch_csv(text: str, name: str, slices: int = 1, copies: int = 1) -> Schedule:
     """Return the schedule in a CSV of torch's; it is not validated.
 
-    Idle slots and communication are skipped. An overlapped pair such as
-    `(0F3;7B0)OVERLAP_F_B` is read as one action after the other.
+    Idle slots and communication are skipped.
 
     Args:
         name: the schedule's name. The CSV has neither a name nor `chunks`, which is read as the
@@ -127,8 +150,8 @@ def from_torch_csv(text: str, name: str, slices: int = 1, copies: int = 1) -> Sc
     Raises:
         ValueError: the text is not a schedule; the message gives line and column (both from 1).
     """
-    table = rows((_parsed(*word) for word in row if not _DERIVED.fullmatch(word[1])) for row in _words(text))
+    table, pairs = _read([word for word in row if not _DERIVED.fullmatch(word[1])] for row in _words(text))
     microbatches = [action.microbatch for row in table for action in row]
     if not microbatches:
         raise ValueError("line 1, column 1: found no action: write one row per rank, such as 0F0,0F1,0B0,0B1")
-    return Schedule(name, -(-(max(microbatches) + 1) // max(slices, 1)), table, slices, copies)
+    return Schedule(name, -(-(max(microbatches) + 1) // max(slices, 1)), table, slices, copies, pairs)

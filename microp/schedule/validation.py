@@ -66,7 +66,7 @@ def validate(schedule: Schedule, activation_limit: int | None = None) -> Schedul
             names the actions; the lines below it show them in their rows.
     """
     problems = [*_miscounted(schedule), *_misplaced(schedule)]
-    problems = problems or [*_deadlocked(schedule)]
+    problems = problems or [*_unpaired(schedule)] or [*_deadlocked(schedule)]
     if activation_limit is not None:
         problems = problems or [*_held_beyond(schedule, activation_limit)]
     if problems:
@@ -164,6 +164,24 @@ def _are(actions: Sequence[Action], count: int | None = None) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]} are"
 
 
+# --- pairs -----------------------------------------------------------------------------------------
+
+
+def _unpaired(schedule: Schedule) -> Iterator[_Problem]:
+    """Yield a problem unless each pair is a forward and a backward after it that does not need this forward."""
+    for action in sorted(schedule.pairs):
+        partner = schedule.partners.get(action)
+        if partner is None or action.op is not Op.F or partner.op not in (Op.B, Op.I):
+            after = f"{partner} comes after {action}" if partner else f"nothing comes after {action}"
+            yield _Problem(f"a pair is a forward and the backward after it, but {after}", [action])
+            return
+        if action in schedule.parents(partner):
+            yield _Problem(
+                f"the pair ({action};{partner}) waits for itself: {partner} needs {action}", [action, partner]
+            )
+            return
+
+
 # --- no deadlock -----------------------------------------------------------------------------------
 
 
@@ -173,7 +191,7 @@ def _deadlocked(schedule: Schedule) -> Iterator[_Problem]:
         return
     steps = []
     for action, need in islice(pairwise(cycle), HOPS):
-        if need in schedule.parents(action):
+        if need in schedule.waits_for(action):
             steps.append(f"waits for {need}")
         else:
             steps.append(f"comes after {need} on rank {schedule.placement[need.stage]}")
@@ -191,8 +209,8 @@ def find_cycle(schedule: Schedule) -> list[Action]:
 
         0B0 waits for 1B0, which comes after 1F1, which waits for 0F1, which comes after 0B0
 
-    An action waits for its parents, and for every action before it in its row. The schedule must be
-    complete, with each action on its stage's rank. The cost is linear in the number of actions.
+    An action waits for its parents, a pair for those of both, and for every action before it in its row. The
+    schedule must be complete, with each action on its stage's rank. The cost is linear in the number of actions.
     """
     # 1. Each rank runs until its next action waits for one that has not run.
     done: set[Action] = set()
@@ -203,7 +221,7 @@ def find_cycle(schedule: Schedule) -> list[Action]:
         rank = free.pop()
         row = schedule.ranks[rank]
         for place in range(reached[rank], len(row)):
-            missing = [parent for parent in schedule.parents(row[place]) if parent not in done]
+            missing = [parent for parent in schedule.waits_for(row[place]) if parent not in done]
             if missing:
                 waiting.setdefault(missing[0], []).append(rank)
                 break

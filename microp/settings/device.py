@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from microp.settings.rules import OneOf, Positive, Range, broken_rules, quoted
 
 LONGEST_MS = 3_600_000  # an hour
-OPTIONAL = ("weight_ms", "full_ms", "recompute_ms", "reduce_ms")  # of these times
+OPTIONAL = ("weight_ms", "full_ms", "pair_ms", "recompute_ms", "reduce_ms")  # of these times
 TIMES = (
-    *("forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "latency_ms", "reduce_ms"),
+    *("forward_ms", "backward_ms", "weight_ms", "full_ms", "pair_ms", "recompute_ms", "latency_ms", "reduce_ms"),
     *("overhead_ms", "optimizer_ms"),
 )
 
@@ -109,6 +109,7 @@ class EmulatedSettings(DeviceSettings):
     per: list[str]
     _: KW_ONLY
     full_ms: Any = None  # the time of an undivided B; null: `backward_ms` + `weight_ms`
+    pair_ms: Any = None  # the time of a pair of `schedule.pairs`; null: a pair runs its F, then its B
     # the least time between an action and the rank's next one; the engine's real time is not shortened
     overhead_ms: float = 0.0
     # the least time of the optimizer's step on a stage's weights (`per` applies only with `layer`)

@@ -6,6 +6,7 @@
     rows  ── calibrate_steps ──┘
     rows and spans ── replay_steps ────────────────► spans, replayed: as the step in the middle, with its noise
 
+The pairs of the schedule have to be those that were run as one action (`Schedule.apart` has none).
 From spans that were simulated with asynchronous hops, `calibrate` returns costs that simulate to the same spans.
 Other link models are not recovered: the costs that it returns always have asynchronous hops.
 """
@@ -16,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from operator import attrgetter
 from statistics import mean, median_low
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ from microp.trace import Reduction, Span, after_last_gradient, as_spans, reducti
 OTHER = 1.5
 
 
-def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
+def schedule_of(spans: Iterable[Span], name: str, pairs: frozenset[Action] = frozenset()) -> Schedule:
     """Return the schedule that was run: each rank's actions in the order of their starts; slices count as microbatches.
 
     If stage 0 ran a part of the microbatches only, copies of the model ran the others.
@@ -38,7 +40,7 @@ def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
         rows[span.rank].append(span.action)
     units = int(spans.microbatch.max()) + 1
     copies, rest = divmod(units, len(set(spans.microbatch[spans.stage == 0].tolist())) or units)
-    return Schedule(name, units, tuple(map(tuple, rows)), copies=1 if rest else copies)
+    return Schedule(name, units, tuple(map(tuple, rows)), copies=1 if rest else copies, pairs=pairs)
 
 
 def calibrate(schedule: Schedule, spans: Iterable[Span]) -> Costs:
@@ -70,6 +72,12 @@ def replay(schedule: Schedule, spans: Iterable[Span]) -> Simulated:
     its times: on most stages and in most ops it takes the same multiple of the median.
     """
     spans, costs = as_spans(spans), calibrate(schedule, spans)
+    if schedule.pairs:
+        paired = schedule.pairs.union(schedule.partners.values())
+        times: dict[Any, list[Any]] = defaultdict(list)
+        for span in spans:
+            times[span.stage, span.op, span.action in paired].append(span.end - span.start)
+        return simulate(schedule, costs, {s.action: _median(times[s.stage, s.op, s.action in paired]) for s in spans})
     ratios: dict[int, list[Any]] = defaultdict(list)
     for span in spans:
         if usual := costs.of(span.action):
@@ -111,18 +119,18 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
     taken = _taken(schedule, spans)
     costs, usual = _costs(schedule, _action_ms(steps), taken, 1e6), _action_ms(_middle_half(steps))
     alike: dict[tuple[int, str], dict[Action, Any]] = defaultdict(dict)
-    for span, _, _ in taken:
+    for span, *_ in taken:
         alike[span.stage, span.op][span.action] = span.end - span.start
     takes: dict[Action, float] = {}
     for kind, times in alike.items():
         middle, here = mean(usual[kind]), mean(times.values())
         takes |= {action: middle * (time / here if here else 1.0) for action, time in times.items()}
     hops = {}
-    for span, source, made in taken:
-        if source is None or made == inf:
+    for span, taker, link, made in taken:
+        if link is None or made == inf:
             continue
-        if span.wait_start < made or span.ready - span.wait_start > costs.hop(max(source.stage, span.stage)) * 1e6:
-            hops[span.action] = (span.ready - made) / 1e6  # the rank waited for it
+        if span.wait_start < made or span.ready - span.wait_start > costs.hop(link) * 1e6:
+            hops[taker] = (span.ready - made) / 1e6  # the rank waited for it
     return simulate(schedule, costs, takes, hops)
 
 
@@ -150,10 +158,17 @@ def _middle_half(steps: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[Seque
 
 
 class _Taken(NamedTuple):
-    """A span, the action on another rank whose tensor it took, or None, and when that had ended; inf: not in spans."""
+    """A span and the tensor of another rank that it took; the forward of a pair the later one of both its actions'.
+
+    Attributes:
+        taker: the action that took it: the span's, or its partner.
+        link: the higher stage of the hop; None if it took none.
+        made: when it had been made; inf: not in spans.
+    """
 
     span: Span
-    source: Action | None
+    taker: Action
+    link: int | None
     made: Any
 
 
@@ -165,11 +180,19 @@ def _taken(schedule: Schedule, spans: Iterable[Span]) -> list[_Taken]:
         ends[span.action].append(span.end)
     steps: Counter[Action] = Counter()
     taken = []
+    partners = schedule.partners
+    seconds = set(partners.values())
     for span in spans:
-        source, step = remote_source(schedule, span.rank, span.action), steps[span.action]
-        steps[span.action] += 1
-        made = ends[source][step] if source is not None and step < len(ends[source]) else inf
-        taken.append(_Taken(span, source, made))
+        action, step = span.action, steps[span.action]
+        steps[action] += 1
+        takers = () if action in seconds else (action, partners[action]) if action in partners else (action,)
+        tensors = [_Taken(span, action, None, inf)]
+        for taker in takers:
+            if (source := remote_source(schedule, span.rank, taker)) is not None:
+                made = ends[partners.get(source, source)]
+                link = max(source.stage, taker.stage)
+                tensors.append(_Taken(span, taker, link, made[step] if step < len(made) else inf))
+        taken.append(max(tensors[1:], key=attrgetter("made"), default=tensors[0]))
     return taken
 
 
@@ -210,13 +233,14 @@ def _overhead(schedule: Schedule, taken: Sequence[_Taken], hops: Sequence[Any]) 
     leads: dict[tuple[int, Op], list[Any]] = defaultdict(list)
     seen: set[Action] = set()
     before: Span | None = None
-    for span, source, made in taken:
+    for span, _, link, made in taken:
         is_first = span.action not in seen
         seen.add(span.action)
-        if before is not None and before.rank == span.rank and span.wait_start >= before.end and is_first:
+        is_next = before is not None and before.rank == span.rank and before.action not in schedule.pairs
+        if before is not None and is_next and span.wait_start >= before.end and is_first:
             gaps[before.stage, before.op].append(span.wait_start - before.end)
         before = span
-        if source is None or made + hops[max(source.stage, span.stage)] <= span.wait_start:  # it was there
+        if link is None or made + hops[link] <= span.wait_start:  # it was there
             leads[span.stage, span.op].append(span.ready - span.wait_start)
     shortest = {key: [min(times)] * len(times) for key, times in leads.items()}  # in others there may be some of a hop
     return [_mean_of_medians(gaps, stage) + _mean_of_medians(shortest, stage) for stage in range(schedule.stages)]
@@ -248,15 +272,14 @@ def _hops(schedule: Schedule, taken: Sequence[_Taken]) -> list[Any]:
     """
     timed: dict[int, list[Any]] = defaultdict(list)
     seen: dict[int, list[tuple[Any, Any]]] = defaultdict(list)  # link -> (made to ready, wait_start to ready)
-    for span, source, made in taken:
-        if source is None or made == inf:
+    for span, _, link, made in taken:
+        if link is None or made == inf:
             continue
-        link = max(source.stage, span.stage)
         seen[link].append((span.ready - made, span.ready - span.wait_start))
         if span.wait_start < made:
             timed[link].append(span.ready - made)
     # If no action without a message begins later than its rank is free, the spans have no overhead.
-    late = any(span.ready > span.wait_start for span, source, _ in taken if source is None)
+    late = any(span.ready > span.wait_start for span, _, link, _ in taken if link is None)
     typical = median_low([hop for hops in timed.values() for hop in hops]) if timed else inf
     overhead = typical if late else 0
 

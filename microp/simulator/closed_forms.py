@@ -13,22 +13,25 @@ Makespan of a step (the same for `_lifo`):
 | 1f1b, stage j rho >= 1 times as heavy | j t + M rho t + max(0, k(t - rho f)) + max(0, k(t - rho x)) | M >= K, c = 0 |
 | eager_1f1b | (M+K-1) t + 2(K-1) c | 2c <= t |
 | interleaved | M T + (K-1) t; M < K: (v K + M - 1) t | c = 0, no round after the first below K |
+| interleaved, pairs | M T + (K-1) t - (M v - (v-1) K - d) (t-P) | K divides M, warmup double, c = 0 |
 | breadth_first | (v-1) (max(M f, K(f+c)) + max(M x, K(x+c))) + (M+K-1) t + 2(K-1) c | always |
 | zb_h1 | M T + (K-1) (f+b-w) | M >= K, w <= min(f, b), c = 0 |
 | zb_h2 | M T + (K-1) f | M >= 2K-1, f = b = w, c = 0 |
 | zb_interleaved | M T + (K-1) (f+b-w) | M >= K, w <= min(f, b), c = 0 |
 | zb_v | M T + (K-1) f | M >= 2K-1, f = b = w, c = 0 |
 | dualpipe_v | M T + (K-1) (f+b-w) | w <= b <= f <= x, c = 0 |
+| dualpipe_v, pairs | M T + (K-1) (P+f-2w) - (2M-2K-1) (t-P) | w <= b <= f <= x, c = 0 |
 | v_half | M T + (3K-7) f, K even; (3K-4) f, K odd | K >= 3, M >= 2K, f = b = w, c = 0 |
 | v_min | M T + (4K-7) f, 3 divides K; else (4K-5) f | K >= 2, M >= 2K, f = b = w, c = 0 |
 | 1f1b_v | M T + (6K-4) f, 3 divides K; (6K-6) f, K = 1 mod 3; else (6K-5) f | K >= 2, M >= 2K, b + w = 2f, c = 0 |
 | gis | M T + (K-1)(f+b) + (v-1)((K-G) f + max(0, K b - G x)) | G divides M, w <= min(f, b), G t >= K max(f, b), c = 0 |
 | two_bp | M T + (K-1) (f+b) | M >= K, c = 0 |
 | dualpipe | M t + (K/2-1) (f+b-w) | w <= b <= f <= x, c = 0 |
+| dualpipe, pairs | M t + (K/2-1) (P+f-2w) - (M-K-1) (t-P) | w <= b <= f <= x, c = 0 |
 | chimera | M t + (K-2) f | f = x, K divides M, c = 0 |
 | seq_1f1b | M T + (K-1) t/s + 2c ((K-1) + floor((M-1) s (K-1)/K)) | v = 1; else c = 0 and ceil(K/s) divides M |
 
-k = K-1-j. From eager_1f1b on: equal stages.
+k = K-1-j. From eager_1f1b on: equal stages. P: the time of a pair, d: `extra_warmup`.
 
 `_LARGEST_SPANS` has the largest span of a rank, from its first start to its last end, where it is not the makespan.
 `_IN_FLIGHT` and `_HELD` have the peaks of rank r in (stage, microbatch) pairs, which depend only on the order: a pair
@@ -88,8 +91,12 @@ class _Case(_Shape):
         self.x = self.b + self.w
         self.t = self.f + self.x
         self.T = self.v * self.t
-        self.equal = all(len(set(times)) == 1 for times in (costs.forward, costs.backward, weights))
-        self.near = self.equal and self.c == 0  # a hop costs nothing
+        pairs = costs.pair if schedule.pairs else ()
+        self.P = pairs[0] if pairs else self.t
+        self.n = max(sum(action in schedule.pairs for action in row) for row in schedule.ranks)  # of a rank
+        self.equal = all(len(set(times)) == 1 for times in (costs.forward, costs.backward, weights, pairs or (0,)))
+        near = self.equal and self.c == 0  # a hop costs nothing
+        self.near, self.paired = near and not pairs, near and bool(pairs)
         self.unit = self.near and self.f == self.b == self.w
         self.short_w = self.near and self.w <= min(self.f, self.b)
 
@@ -140,6 +147,12 @@ def _skewed(s: _Case) -> Any:
     return s.M * s.T + (s.K - 1) * s.f
 
 
+def _double(s: _Case) -> bool:
+    """Return whether rounds have K microbatches, and the warmup two forwards for each rank after."""
+    is_double = s.K == 1 or s.lead(s.K - 2) == s.lead(s.K - 1) + 2
+    return s.M % s.K == 0 and s.G == s.K and is_double
+
+
 def _v_min(s: _Shape) -> int:
     most = 2 * ((s.K + 1) // 3 + 1)
     if s.K % 3 != 2 or s.r % 3 != 0:
@@ -162,6 +175,10 @@ def _gis(s: _Case) -> Any:
     return s.M * s.T + (s.K - 1) * (s.f + s.b) + (s.v - 1) * ((s.K - s.G) * s.f + max(0, s.K * s.b - s.G * s.x))
 
 
+def _paired(s: _Case, times: int) -> Any:
+    return s.M * s.T + times * (s.P + s.f - 2 * s.w) - s.n * (s.t - s.P)
+
+
 # --- the tables ------------------------------------------------------------------------------------
 
 
@@ -181,13 +198,17 @@ _MAKESPANS: dict[str, list[_Form]] = {
     "interleaved": [
         (lambda s: s.near and s.M >= s.K and s.full, lambda s: s.M * s.T + (s.K - 1) * s.t),
         (lambda s: s.near and s.M < s.K, lambda s: (s.v * s.K + s.M - 1) * s.t),
+        (lambda s: s.paired and _double(s), lambda s: s.M * s.T + (s.K - 1) * s.t - s.n * (s.t - s.P)),
     ],
     "breadth_first": [(lambda s: s.equal, _breadth_first)],
     "zb_h1": [(lambda s: s.short_w and s.M >= s.K, _filled)],
     "zb_h2": [(lambda s: s.unit and s.M >= 2 * s.K - 1, _skewed)],
     "zb_interleaved": [(lambda s: s.short_w and s.M >= s.K, _filled)],
     "zb_v": [(lambda s: s.unit and s.M >= 2 * s.K - 1, _skewed)],
-    "dualpipe_v": [(lambda s: s.near and s.w <= s.b <= s.f <= s.x, _filled)],
+    "dualpipe_v": [
+        (lambda s: s.near and s.w <= s.b <= s.f <= s.x, _filled),
+        (lambda s: s.paired and s.w <= s.b <= s.f <= s.x, lambda s: _paired(s, s.K - 1)),
+    ],
     "v_half": [
         (
             lambda s: s.unit and s.K >= 3 and s.M >= 2 * s.K,
@@ -212,7 +233,8 @@ _MAKESPANS: dict[str, list[_Form]] = {
         (
             lambda s: s.near and s.w <= s.b <= s.f <= s.x,
             lambda s: s.M * s.t + (s.K // 2 - 1) * (s.f + s.b - s.w),
-        )
+        ),
+        (lambda s: s.paired and s.w <= s.b <= s.f <= s.x, lambda s: _paired(s, s.K // 2 - 1)),
     ],
     "chimera": [(lambda s: s.near and s.f == s.x and s.M % s.K == 0, lambda s: s.M * s.t + (s.K - 2) * s.f)],
     "two_bp": [(lambda s: s.near and s.M >= s.K, lambda s: s.M * s.T + (s.K - 1) * (s.f + s.b))],
@@ -273,6 +295,9 @@ def bubble(schedule: Schedule, costs: Costs) -> Any | None:
     own = schedule.chunks // schedule.copies  # microbatches of a stage
     work = [own * (costs.forward[stage] + costs.full_backward(stage)) for stage in range(schedule.stages)]
     busy = [sum(work[stage] for stage in schedule.stages_of(rank)) for rank in range(len(schedule.ranks))]
+    for forward, backward in schedule.partners.items() if costs.pair else ():
+        apart = costs.forward[forward.stage] + costs.full_backward(backward.stage)
+        busy[schedule.placement[forward.stage]] -= apart - costs.pair[forward.stage]
     return idle_fraction(busy, total)
 
 
@@ -301,7 +326,9 @@ def held_peak(schedule: Schedule) -> list[Fraction] | None:
 
 
 def _look_up(table: dict[str, list[_Form]], schedule: Schedule, costs: Costs) -> Any | None:
-    plain = Costs(costs.forward, costs.backward, costs.weight, costs.latency, shares=even_shares(schedule))
+    plain = Costs(
+        costs.forward, costs.backward, costs.weight, costs.latency, pair=costs.pair, shares=even_shares(schedule)
+    )
     # The forms know only an asynchronous latency, no recomputation and no bandwidth. Reductions come later.
     if isinstance(costs.latency, tuple) or replace(costs, reduction=()) != plain:
         return None

@@ -28,7 +28,7 @@ from microp.schedule import Action, Op, Schedule
 from microp.settings import Checkpointing
 from microp.simulator.link_model import Asynchronous, LinkModel
 
-OPTIONAL = ("weight", "full", "recompute", "boundary", "reduction", "overhead")
+OPTIONAL = ("weight", "full", "pair", "recompute", "boundary", "reduction", "overhead")
 PER_STAGE = ("forward", "backward", *OPTIONAL)  # the costs that have a value per stage
 
 
@@ -45,6 +45,8 @@ class Costs:
         weight: W, the weight gradient of one microbatch. A B, the full backward, takes both.
         full: a full backward on a stage that also has divided ones, if it does not take
             `backward` + `weight`: dividing a backward costs time.
+        pair: a pair whose forward is the stage's, from the longer of its two actions to their sum; empty: a pair is
+            its forward and then its backward, each with its own inputs and outputs.
         latency: the part of a hop that does not depend on the tensor's size: one value, or one per
             stage, for the hop between it and the stage before it.
         recompute: the extra time of a B or I whose activations are recomputed.
@@ -66,6 +68,7 @@ class Costs:
     backward: tuple[Any, ...]
     weight: tuple[Any, ...] = ()
     full: tuple[Any, ...] = field(default=(), kw_only=True)
+    pair: tuple[Any, ...] = field(default=(), kw_only=True)
     latency: Any = 0
     recompute: tuple[Any, ...] = ()
     spared: tuple[int, ...] = ()
@@ -87,6 +90,11 @@ class Costs:
                 _check_sign(f"costs.{name}[{unit}]", share)
         if not isinstance(self.latency, tuple):
             _check_sign("costs.latency", self.latency)
+        if self.pair and (self.shares or type(self.transfer) not in (Asynchronous, LinkModel)):
+            what = (
+                "microbatches or slices that differ" if self.shares else "a rank or a link that is busy with messages"
+            )
+            raise ValueError(f"the time of a pair is not known for {what}: set no costs.pair, or no device.pair_ms")
         if not self.bandwidth > 0:
             raise ValueError(f"costs.bandwidth={self.bandwidth}: give bytes per unit of time, above 0")
 
@@ -107,6 +115,22 @@ class Costs:
             return at(self.weight, stage) * share
         backward = self.backward[stage] if action.op is Op.I else self.full_backward(stage)
         return self.recomputation(action) + backward * share
+
+    def halves(self, forward: Action, backward: Action) -> tuple[Any, Any]:
+        """Return the two parts of the time of a pair, in the proportion of the times of its actions.
+
+        Raises:
+            ValueError: it is shorter than the longer of the two, or longer than their sum.
+        """
+        first, second, more = self.of(forward), self.of(backward), self.recomputation(backward)
+        both = self.pair[forward.stage] + more
+        if not max(first, second) <= both <= first + second:
+            raise ValueError(
+                f"the pair ({forward};{backward}) takes {both - more:g}: give costs.pair, or device.pair_ms, from "
+                f"{max(first, second) - more:g}, the longer of the two, to {first + second - more:g}, their sum"
+            )
+        part = ratio(both * first, first + second) if both else 0
+        return part, both - part
 
     def share(self, microbatch: int) -> Any:
         """Return the part of the stages' times that a microbatch takes, or a unit of a schedule with slices."""
@@ -188,6 +212,12 @@ def unit_shares(
         "shares": tuple(ratio(factor * part, total) for factor in factors for part in parts),
         "sizes": tuple(ratio(factor, len(parts)) for factor in factors for _ in parts) if per_slice else (),
     }
+
+
+def check_pairs(schedule: Schedule, costs: Costs) -> None:
+    """Raise ValueError unless the costs have a time for each of the schedule's pairs that it can take, or for none."""
+    for forward, backward in schedule.partners.items() if costs.pair else ():
+        costs.halves(forward, backward)
 
 
 class LayerTimes(NamedTuple):

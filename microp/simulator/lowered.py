@@ -20,7 +20,7 @@ import numpy as np
 
 from microp.schedule import Action, Op, Schedule, remote_source, validate
 from microp.simulator.costs import Costs, at
-from microp.trace import Actions, Column, I
+from microp.trace import Actions, Column, F, I
 
 _LANES = (0, 1, 1, 2)  # of F, B, I and W: what holds for a B holds for an I
 NONE = -1  # stands for no position, no rank or no link
@@ -73,6 +73,39 @@ def lower(schedule: Schedule, costs: Costs) -> Lowered:
     if len(firsts) > 1:
         kind += np.array(classes, np.int32)[order.actions.microbatch]
     return Lowered(order.actions, order.source, kind, _kinds(order.lanes, costs, firsts))
+
+
+def with_pairs(lowered: Lowered, schedule: Schedule, costs: Costs | None) -> tuple[Lowered, dict[int, Any]]:
+    """Return the columns with every pair as one action, and the position of its forward -> the forward's part of it.
+
+    A pair takes the time that the costs have for it, or without costs those of its two actions.
+
+    ::
+
+        position    7    8                    7      8
+        action     1F3  3B0     becomes      1F3    3B0        F takes no time, B that of the pair; who takes the
+        takes       2    4                    0      5         tensor of F waits for B
+    """
+    kind, source, kinds = lowered.kind.copy(), lowered.source.copy(), Kinds(*map(list, lowered.kinds))
+    parts: dict[int, Any] = {}
+    numbers: dict[tuple[int, int], int] = {}
+    for position in np.flatnonzero(lowered.actions.op == F).tolist():
+        action = lowered.actions.at(position)
+        if action not in schedule.pairs:
+            continue
+        both = lowered.kind[position], lowered.kind[position + 1]
+        first, second = (
+            costs.halves(action, schedule.partners[action]) if costs else (kinds.takes[of_kind] for of_kind in both)
+        )
+        if both not in numbers:
+            numbers[both] = len(kinds.takes)
+            for values in kinds:
+                values += [values[of_kind] for of_kind in both]
+            kinds.takes[-2:], kinds.after[-2] = [0, first + second], 0
+        kind[[position, position + 1]] = numbers[both], numbers[both] + 1
+        parts[position] = first
+    source[np.isin(source, [*parts])] += 1
+    return lowered._replace(source=source, kind=kind, kinds=kinds), parts
 
 
 def with_times(lowered: Lowered, takes: Mapping[Action, Any], hops: Mapping[Action, Any]) -> Lowered:

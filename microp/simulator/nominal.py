@@ -44,6 +44,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
     weight, full = times("weight_ms", device.weight_ms), times("full_ms", device.full_ms)
     if workload.schedule.input_gradients and weight is None and backward is not None:
         weight = backward = [time / 2 for time in backward]
+    pair = times("pair_ms", device.pair_ms) if workload.schedule.pairs else None
     if not workload.schedule.input_gradients and full is not None:
         backward, weight, full = full, None, None
     recompute = times("recompute_ms", device.forward_ms if device.recompute_ms is None else device.recompute_ms)
@@ -54,6 +55,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
         backward=backward,
         weight=weight,
         full=full,
+        pair=pair,
         recompute=recompute if checkpointing.segments else None,
         spared=checkpointing.spared(workload.schedule.units),
         **unit_shares(workload.schedule, device.per_microbatch, device.per_slice, "device"),
@@ -91,7 +93,7 @@ def slowed(costs: Costs, device: DeviceSettings, schedule: Schedule) -> Costs:
         return costs
     speeds = [device.speed_of(rank) for rank in schedule.placement.values()]
     slower: dict[str, Any] = {}
-    for name in ("forward", "backward", "weight", "full", "recompute"):
+    for name in ("forward", "backward", "weight", "full", "pair", "recompute"):
         if times := getattr(costs, name):
             slower[name] = tuple(map(ratio, times, speeds))
     return replace(costs, **slower)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from microp.schedule import Action, Schedule
 from microp.simulator.costs import Costs
 from microp.simulator.link_model import Asynchronous, LinkModel, Moment, later
-from microp.simulator.lowered import NONE, SMALL, Lowered, lower, refuse, with_times
+from microp.simulator.lowered import NONE, SMALL, Lowered, lower, refuse, with_pairs, with_times
 from microp.trace import Actions, Column, Span, Spans, column_type
 
 UNKNOWN = -1  # the end of an action that has not run
@@ -57,7 +57,7 @@ def simulate(
     """Return the spans of one step, from time 0, rank by rank, in the costs' unit of time.
 
     Args:
-        takes: the time of every action; None if the costs have it.
+        takes: the time of every action, of which a pair takes the sum; None if the costs have it.
         hops: beside `takes`, the time of the hop of an action's input, for actions where the costs do not have it; of
             asynchronous hops.
 
@@ -68,11 +68,27 @@ def simulate(
     lowered = lower(schedule, costs)
     if takes is not None:
         lowered = with_times(lowered, takes, hops or {})
-    times = [*lowered.kinds.takes, *lowered.kinds.hop_in, *lowered.kinds.after]
+    parts: dict[int, Any] = {}
+    if schedule.pairs and (costs.pair or takes is not None):
+        lowered, parts = with_pairs(lowered, schedule, costs if takes is None else None)
+    times = [*lowered.kinds.takes, *parts.values(), *lowered.kinds.hop_in, *lowered.kinds.after]
     dtype = column_type(times, bound=3 * len(lowered.actions) * max(times))
     walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued
     spans = walk(lowered, costs.transfer, dtype)
-    return refuse(schedule) if spans is None else spans
+    return refuse(schedule) if spans is None else _divided(spans, parts) if parts else spans
+
+
+def _divided(spans: Simulated, parts: Mapping[int, Any]) -> Simulated:
+    """Return the spans in which the forwards of pairs, which took no time, have their part of the pair's time."""
+    first = np.array([*parts])
+    started = spans.start[first + 1]
+    is_later = spans.cause[first + 1] != first  # the pair waited for the input of its backward
+    spans.cause[first] = np.where(is_later, spans.cause[first + 1], spans.cause[first])
+    ends = started + np.array([*parts.values()], spans.end.dtype)
+    wait_start, start, end, cause = spans.wait_start.copy(), spans.start.copy(), spans.end.copy(), spans.cause
+    start[first], end[first] = started, ends
+    wait_start[first + 1], start[first + 1], cause[first + 1] = ends, ends, first
+    return Simulated(spans, wait_start, start, end, cause)
 
 
 def critical_path(spans: Simulated) -> list[Span]:
@@ -129,7 +145,7 @@ def _ends(lowered: Lowered, dtype: type) -> Column | None:
         ends = ends.data if dtype is not object else ends.tolist()
     free: list[Any] = [0] * len(first)
     reached, stops = list(first), [*first[1:], count]
-    waiting: dict[int, int] = {}  # sender's position -> the row that waits for it
+    waiting: dict[int, list[int]] = {}  # sender's position -> the rows that wait for it; two, if it ends a pair
     runnable = list(range(len(first)))
     while runnable:
         row = runnable.pop()
@@ -139,7 +155,7 @@ def _ends(lowered: Lowered, dtype: type) -> Column | None:
             if sender >= 0:
                 there = ends[sender]
                 if there < 0:
-                    waiting[sender] = row
+                    waiting.setdefault(sender, []).append(row)
                     reached[row], free[row] = position, now
                     break
                 there += hops[of_kind]
@@ -148,7 +164,7 @@ def _ends(lowered: Lowered, dtype: type) -> Column | None:
             ends[position] = now + takes[of_kind]
             now = now + whole[of_kind]
             if position in waiting:
-                runnable.append(waiting.pop(position))
+                runnable += waiting.pop(position)
     if waiting:
         return None
     return np.array(ends, dtype) if isinstance(ends, list) else np.asarray(ends)

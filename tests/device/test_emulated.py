@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter_ns
 
 import pytest
 import training
 from conftest import CHECKPOINTING, mlp, small_job
 from emulation import opened, settings, workload
+from one_process import assert_near, by_one_process, by_threads
 from threads import in_threads
 
 from microp.records import disturbances, read_rows, read_spans, summarise
 from microp.schedule import Action, Op, uniform
-from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
-from microp.simulator import Costs, nominal_costs
+from microp.schedule.builders import dualpipe, dualpipe_v, gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+from microp.settings import DeviceSettings
+from microp.simulator import Costs, closed_forms, nominal_costs
+from microp.trace import makespan
 from microp.worker import monolith
 from microp.worker.threads import run_threads
 
@@ -151,6 +155,39 @@ def test_a_run_lasts_what_it_was_told_to(tmp_path):
     assert summary["step_ms"]["median"] >= 4 * 9 + 2 + 4 + 2  # the slow stage, what is around it, two hops
     assert summary["nominal"]["step"] >= 1
     assert 0 < summary["nominal"]["work"] < 1
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [dualpipe_v(2, 5), dualpipe(2, 6), interleaved(3, 7, 2, extra_warmup=1, overlap=True)],
+    ids=lambda s: s.name,
+)
+def test_a_pair_trains_as_its_two_actions_do(schedule):
+    """In float64, with recomputation; a pair waits for both inputs and gives both outputs."""
+    model = mlp("float64")
+    job = small_job(
+        schedule=schedule,
+        model=model,
+        partition=uniform(model.layers, schedule.depth),
+        checkpointing=CHECKPOINTING["except_last"],
+        device=settings(**TINY, pair_ms=0.5, overhead_ms=0.1),
+        backend="threads",
+    )
+    for device in (job.device, DeviceSettings("cpu", 1)):
+        assert_near(by_threads(replace(job, device=device)), by_one_process(job))
+
+
+def test_a_step_with_pairs_lasts_what_its_closed_form_says(tmp_path):
+    schedule = interleaved(2, 8, 2, extra_warmup=1, overlap=True)
+    device = settings(forward_ms=4.0, backward_ms=6.0, pair_ms=7.0)
+    job = small_job(schedule=schedule, partition=uniform(6, 4), steps=4, device=device, backend="threads")
+    run_threads(job, tmp_path)
+    spans = read_spans(tmp_path)
+    costs = Costs((4,) * 4, (6,) * 4, pair=(7,) * 4)
+    assert makespan(spans) / 1e6 >= closed_forms.makespan(schedule, costs)
+    times = {span.action: span for span in spans}
+    for forward, backward in schedule.partners.items():
+        assert (times[backward].end - times[forward].start) / 1e6 >= 7
 
 
 def test_overruns_are_counted_and_said(tmp_path):

@@ -7,7 +7,7 @@ import csv
 import pytest
 from catalogue import EVERY, Builder, build, label
 
-from microp.schedule import Schedule, from_text, from_torch_csv, to_text, to_torch_csv, validate
+from microp.schedule import Action, Op, Schedule, from_text, from_torch_csv, to_text, to_torch_csv, validate
 from microp.schedule import builders as schedules
 
 
@@ -39,9 +39,14 @@ def test_the_two_spellings() -> None:
 
 
 def test_torch_csv_with_idle_slots_overlaps_and_communication() -> None:
-    text = "0F0,0SEND_F0,,,0RECV_B0,0B0,0REDUCE_GRAD\r\n,1RECV_F0,1UNSHARD,(1F0;1B0)OVERLAP_F_B, 1SEND_B0,\r\n\r\n"
+    text = (
+        "0F0,0SEND_F0,0F1,,,0RECV_B0,0B0,0B1,0REDUCE_GRAD\r\n"
+        ",1RECV_F0,1UNSHARD,1F0,(1F1;1B0)OVERLAP_F_B, 1SEND_B0,1B1\r\n\r\n"
+    )
     schedule = from_torch_csv(text, "mine")
-    assert schedule == Schedule("mine", 1, schedules.gpipe(2, 1).ranks)
+    gpipe = schedules.gpipe(2, 2)
+    assert schedule == Schedule("mine", 2, gpipe.ranks, pairs=frozenset([Action(Op.F, 1, 1)]))
+    assert schedule.apart == Schedule("mine", 2, gpipe.ranks)
     validate(schedule)
 
 

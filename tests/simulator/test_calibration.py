@@ -91,7 +91,7 @@ def test_costs_of_simulated_spans_give_the_same_spans_again(builder, whole):
     """For every K of at most 4 and every M; without `--whole` for every other M."""
     random = Random(label(builder))
     for ranks, chunks in product(range(1, 5), range(1, 15) if whole else range(1, 15, 2)):
-        schedule = build(builder, ranks, chunks)
+        schedule = build(builder, ranks, chunks).apart
         costs = uneven_costs(random, schedule)
         assert_same_spans(schedule, costs)
         assert_same_costs(schedule, costs)
@@ -202,7 +202,7 @@ def rows_of(schedule: Schedule, spans: list[Span]) -> list[dict]:
 def test_rows_give_the_same_costs_as_spans(builder):
     random = Random(label(builder))
     for ranks, chunks in ((1, 3), (2, 4), (3, 7), (4, 8)):
-        schedule = build(builder, ranks, chunks)
+        schedule = build(builder, ranks, chunks).apart
         costs = uneven_costs(random, schedule)
         keys = ("forward", "backward", "weight", "full")
         times = {key: tuple(int(420_000 * time) for time in getattr(costs, key)) for key in keys}

@@ -58,6 +58,33 @@ def test_makespan_and_bubble(name: str) -> None:
     assert known >= TRIALS // 12
 
 
+@pytest.mark.parametrize("name", ["interleaved", "dualpipe_v", "dualpipe"])
+def test_makespan_and_bubble_with_pairs(name: str) -> None:
+    """Pairs with a time of their own, from the longer of the two actions to their sum."""
+    rng = random.Random(name)
+    known = 0
+    for ranks, chunks in lengths(name):
+        if name == "interleaved":
+            knobs = {"stages_per_rank": rng.randint(1, 3), "extra_warmup": rng.randint(1, 3), "overlap": True}
+            schedule = schedules.interleaved(ranks, chunks, **knobs)
+        else:
+            schedule = getattr(schedules, name)(ranks, chunks)
+        stages = validate(schedule).stages
+        for _ in range(8):
+            f, b, w = (rng.randint(1, 9) for _ in range(3))
+            f, b, w = rng.choice([(f, b, w), (f, f, f), tuple(sorted((f, b, w), reverse=True))])
+            b, w = (b + w, 0) if name == "interleaved" else (b, w)
+            pair = rng.choice([max(f, b + w), f + b + w, rng.randint(max(f, b + w), f + b + w)])
+            costs = Costs((f,) * stages, (b,) * stages, (w,) * stages, pair=(pair,) * stages)
+            spans = simulate(schedule, costs)
+            expected = closed_forms.makespan(schedule, costs)
+            if expected is not None:
+                known += 1
+                assert makespan(spans) == expected, (ranks, chunks, costs)
+                assert bubble_fraction(spans) == pytest.approx(closed_forms.bubble(schedule, costs), abs=1e-12)
+    assert known > 80
+
+
 @pytest.mark.parametrize("name", ["zb_h2", "zb_v"])
 def test_largest_span(name: str) -> None:
     rng = random.Random(name)

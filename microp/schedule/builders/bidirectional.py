@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from microp.schedule.schedule import Action, Op, Schedule, rows
+from microp.schedule.schedule import Action, Op, Schedule, overlapped, rows
 
 
 def _needs(name: str, ranks: int, chunks: int, least: int) -> None:
@@ -31,14 +31,15 @@ def dualpipe(ranks: int, chunks: int) -> Schedule:
 
     Rank r holds stage r of the first copy and stage K-1-r of the second, whose number is 2K-1-r. The bubble is
     (K/2-1)(F+I-W), and K+1 microbatches are held on every rank, twice the weights as well (DeepSeek-V3, arXiv
-    2412.19437, section 3.2.1; the phases of deepseek-ai/DualPipe). There F and B of a pair overlap; here the B follows
-    its F.
+    2412.19437, section 3.2.1; the phases of deepseek-ai/DualPipe). F and B of the steady phase are pairs; where a pair
+    has no time of its own, as here, the B follows its F.
 
     Raises:
         ValueError: `ranks` or `chunks` is odd, or there are fewer than 2K chunks.
     """
     _needs("dualpipe", ranks, chunks, 2 * ranks)
-    return Schedule("dualpipe", chunks, rows(_dualpipe_row(rank, ranks, chunks) for rank in range(ranks)), copies=2)
+    order = rows(_dualpipe_row(rank, ranks, chunks) for rank in range(ranks))
+    return Schedule("dualpipe", chunks, order, copies=2, pairs=overlapped(order, apart=[ranks // 2 - 1, ranks // 2]))
 
 
 def _dualpipe_row(rank: int, ranks: int, chunks: int) -> Iterator[Action]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 
-from microp.schedule.builders.phases import defer_weights, looped_1f1b, looped_stages
-from microp.schedule.schedule import Action, Op, Schedule, rows
+from microp.schedule.builders.phases import defer_weights, looped_1f1b, looped_stages, rounds_of
+from microp.schedule.schedule import Action, Op, Schedule, overlapped, rows
 
 
 class Warmup(StrEnum):
@@ -23,6 +24,7 @@ def interleaved(
     group: int | None = None,
     extra_warmup: int = 0,
     warmup: Warmup = Warmup.double,
+    overlap: bool = False,
 ) -> Schedule:
     """Return 1F1B over looped stages: rank r holds stages r, K+r, 2K+r, ...
 
@@ -45,19 +47,33 @@ def interleaved(
         group: G, at least K, the last round having what is left; None: rounds as even as possible.
         extra_warmup: how many more forwards every rank begins with.
         warmup: `single`: K-1-r in place of 2(K-1-r) forwards, which holds K microbatches at G = K, as 1F1B does.
+        overlap: whether a forward and the backward after it are a pair, as in Megatron's combined 1F1B. A pair may
+            not wait for itself, so that there has to be an extra forward in the warmup.
 
     Raises:
-        ValueError: `stages_per_rank` is below 1, `group` below `ranks`, or `extra_warmup` below 0.
+        ValueError: `stages_per_rank` is below 1, `group` below `ranks`, or `extra_warmup` below 0, or below 1 beside
+            `overlap`.
     """
-    if extra_warmup < 0:
-        raise ValueError(f"schedule.extra_warmup={extra_warmup} is below 0: use 0 or more")
+    if extra_warmup < overlap:
+        raise ValueError(
+            f"schedule.extra_warmup={extra_warmup} is below {overlap:d}{' beside schedule.overlap=true' * overlap}: "
+            f"use {overlap:d} or more"
+        )
     each = 2 if warmup == Warmup.double else 1
 
-    def row(rank: int) -> Iterator[Action]:
-        stages = looped_stages(rank, ranks, stages_per_rank)
-        return looped_1f1b(stages, ranks, chunks, each * (ranks - 1 - rank) + extra_warmup, group)
+    def more(rank: int) -> int:
+        return each * (ranks - 1 - rank) + extra_warmup
 
-    return Schedule("interleaved", chunks, rows(row(rank) for rank in range(ranks)))
+    order = rows(
+        looped_1f1b(looped_stages(rank, ranks, stages_per_rank), ranks, chunks, more(rank), group)
+        for rank in range(ranks)
+    )
+    schedule = Schedule("interleaved", chunks, order)
+    if not overlap:
+        return schedule
+    steady = stages_per_rank * chunks - (stages_per_rank - 1) * rounds_of(ranks, chunks, group)[0]
+    without = [rank for rank in range(ranks) if more(rank) >= steady]  # ranks that begin with all their forwards
+    return replace(schedule, pairs=overlapped(order, apart=without))
 
 
 def zb_interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:

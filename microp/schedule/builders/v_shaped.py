@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from microp.schedule.builders.phases import play
-from microp.schedule.schedule import Action, Schedule, rows
+from microp.schedule.schedule import Action, Schedule, overlapped, rows
 
 
 def zb_v(ranks: int, chunks: int) -> Schedule:
@@ -48,10 +48,9 @@ def dualpipe_v(ranks: int, chunks: int) -> Schedule:
         rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1   = 3F2 0B0   = 3B2   = 3F3   . 0B1   = 3B3   = 0I2 0W2 0I3 0W3
         rank 1    . 1F0 2F0 1F1 2F1 1F2 2B0   = 2F2 1B0   = 1F3 2B1   = 2F3 1B1   = 2B2   = 1B2   = 2I3 1I3 2W3 1W3
 
-    A B is two slots long here. The original computes such a pair
-    of the steady phase as one block, in which the messages of one are hidden by the arithmetic of
-    the other. Here the two run one after the other, which keeps the order and leaves a bubble of
-    (K-1)(F+I-W)/2. Every rank holds K + 1/2 microbatches (DeepSeek-V3, arXiv 2412.19437, section
+    A B is two slots long here. F and B of the steady phase are pairs, in which the messages of one are hidden by
+    the arithmetic of the other. Where a pair has no time of its own the two run one after the other, which leaves a
+    bubble of (K-1)(F+I-W)/2. Every rank holds K + 1/2 microbatches (DeepSeek-V3, arXiv 2412.19437, section
     3.2.1, where ranks hold both ends of a pipeline; cut in half to a V by
     github.com/deepseek-ai/DualPipe).
 
@@ -80,4 +79,5 @@ def dualpipe_v(ranks: int, chunks: int) -> Schedule:
         ]
         return play(phases, (rank, 2 * ranks - 1 - rank), chunks)
 
-    return Schedule("dualpipe_v", chunks, rows(row(rank) for rank in range(ranks)))
+    order = rows(row(rank) for rank in range(ranks))
+    return Schedule("dualpipe_v", chunks, order, pairs=overlapped(order, apart=[ranks - 1]))

@@ -46,6 +46,7 @@ BUILDERS["interleaved"] += [
     partial(schedules.interleaved, stages_per_rank=v, warmup=warmup, extra_warmup=extra)
     for v, warmup, extra in ((2, "single", 0), (3, "single", 1), (2, "double", 2))
 ]
+BUILDERS["interleaved"].append(partial(schedules.interleaved, stages_per_rank=2, extra_warmup=1, overlap=True))
 BUILDERS["breadth_first"].append(partial(schedules.breadth_first, drain=schedules.Drain.lifo))
 EVERY = [builder for builders in BUILDERS.values() for builder in builders]
 

@@ -28,7 +28,7 @@ def _ops(name: str, ranks: int, chunks: int, stages_per_rank: int | None = None)
 def _listing(
     name: str, ranks: int, chunks: int, stages_per_rank: int | None
 ) -> tuple[tuple[tuple[int, Op, int], ...], ...]:
-    """torch's order, without idle slots and communication, overlapped pairs one after the other."""
+    """torch's order, without idle slots and communication, the actions of pairs one after the other."""
 
     def row(actions: list) -> Iterator[tuple]:  # type: ignore[type-arg]
         for action in filter(None, actions):
@@ -37,6 +37,14 @@ def _listing(
                     yield Op(one.computation_type.value), one.stage_index, one.microbatch_index
 
     return tuple(tuple(row(actions)) for actions in _ops(name, ranks, chunks, stages_per_rank))
+
+
+def _pairs(name: str, ranks: int, chunks: int) -> Iterator[tuple[Op, int, int]]:
+    """The forwards of torch's pairs."""
+    for actions in _ops(name, ranks, chunks):
+        for action in filter(None, actions):
+            if action.sub_actions:
+                yield Op.F, action.sub_actions[0].stage_index, action.sub_actions[0].microbatch_index
 
 
 def test_gpipe() -> None:
@@ -67,3 +75,4 @@ def test_v_shapes(name: str, build: Builder) -> None:
     for ranks, chunks in lengths(build.__name__, most=6):
         ours = build(ranks, chunks)
         assert ours.ranks == _listing(name, ranks, chunks, None)
+        assert sorted(ours.pairs) == sorted(_pairs(name, ranks, chunks))
