@@ -27,7 +27,7 @@ from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import is_numeric, say, varying
 from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, not_ranked, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
-from microp.results import ROWS_UNKNOWN, Store, are_rows_unknown, finished_runs, records, worst_rank_mib
+from microp.results import Store, finished_runs, records, unscaled, worst_rank_mib
 from microp.system import run_command
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
@@ -121,8 +121,8 @@ def answer(
             verdict = versus(first["point"], near[0], records(table)[1]["point"], near[1], value)
             told.append(f"the two fastest compared: {verdict}")
     asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
-    if are_rows_unknown(asked):
-        told = [ROWS_UNKNOWN]
+    if reason := unscaled(asked):
+        told = [reason]
     known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
     if known:
         ratios = over_launches(rows.dropna(subset=known, how="all"), ["point"], known)

@@ -23,7 +23,7 @@ from microp.points.hydra_callbacks import Checked, Point, refuse, speaks
 from microp.points.planned import Planned
 from microp.points.run import equal_points
 from microp.records import owner_of, run_seconds
-from microp.results import ROWS_UNKNOWN, are_rows_unknown
+from microp.results import unscaled
 from microp.terminal import TO_RUN, DryPoint, console, show_dry_points
 
 
@@ -37,8 +37,8 @@ def show_dry_run(checked: Sequence[Checked], skipped: int, problems: list[str], 
         texts = [text for point in points for text in config_checks.warnings(point.config, point.made)]
         for warning in dict.fromkeys(texts):
             console.warn(warning)
-        if are_rows_unknown(plain(point.config) for point in points):
-            console.note(ROWS_UNKNOWN)
+        if reason := unscaled(plain(point.config) for point in points):
+            console.note(reason)
     invalid = Counter(problem for point in checked for problem in dict.fromkeys(point.problems))
     if invalid or problems:
         counted = [f"{problem} ({number} of {len(checked)} points)" for problem, number in invalid.items()]

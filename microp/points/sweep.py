@@ -56,7 +56,7 @@ from microp.records import (
     plan_in,
     read_env,
 )
-from microp.results import ROWS_UNKNOWN, PointRow, are_rows_unknown, read_point, write_table
+from microp.results import PointRow, read_point, unscaled, write_table
 from microp.settings import SlurmSettings
 from microp.system import is_joined, override, redact_words
 from microp.terminal import console, show_runs, step_drawing
@@ -174,7 +174,7 @@ class SweepCallback(PointsCallback):
             for warning in dict.fromkeys(texts):
                 console.warn(warning)
             notes = about_resumed([point.job for point in waiting])
-            notes += [ROWS_UNKNOWN] * are_rows_unknown(plain(point.config) for point in self._points.values())
+            notes += filter(None, [unscaled(plain(point.config) for point in self._points.values())])
             if len(self._points) < len(points):
                 notes.append(equal_points(len(points), len(self._points)))
             for note in notes:

@@ -25,6 +25,7 @@ from microp.results.comparison import compare
 from microp.results.frames import read_runs
 from microp.results.run_rows import PointRow, recorded_point
 from microp.results.swept import swept
+from microp.schedule.builders import V_SHAPED
 from microp.system import flatten
 
 SLOWER, STARVED = 1.03, 1.1  # a step counts as slower, and a row as slower to compute, from these factors on
@@ -32,10 +33,6 @@ NOISY = 1.15  # a ratio of disturbed times is one from here on
 LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
 BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
 LAUNCH = "repeat"
-ROWS_UNKNOWN = (
-    "the nominal times are per microbatch, whatever its rows, so more chunks of the same batch take longer: compare "
-    "points of equal chunks, or give the times of one row with device.per=[row]"
-)
 _LENGTH = ("steps", "warmup_steps", LAUNCH)
 # What a pipeline and one process that answer the same question may differ in.
 _HOW = (*("schedule", "chunks", "ranks", "partition", "checkpointing", "engine", "sync", "comms"), *NOT_ASKED, *_LENGTH)
@@ -53,7 +50,7 @@ def verdicts(rows: Sequence[PointRow]) -> list[str]:
         names = [value if isinstance(row.config.get(key), Mapping) else f"{key}={value}" for key, value in texts]
         points.setdefault(" ".join(names), []).append(row)
     pairs = [pair for name, launches in points.items() for pair in _in_turn(name, launches)]
-    if not pairs and len(keys) == 1 and not are_rows_unknown([row.config for row in rows]):
+    if not pairs and len(keys) == 1 and not unscaled([row.config for row in rows]):
         (base, first), *others = points.items()
         pairs = [_Pair(name, base, _times(launches), _times(first)) for name, launches in others]
     return _sentences(pairs)
@@ -85,18 +82,37 @@ def small_microbatches(rows: Sequence[PointRow]) -> str | None:
     return f"{longer} {than_before}; the microbatches are too small for this model"
 
 
-def are_rows_unknown(configs: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether nominal times that do not count the rows of a microbatch compare microbatches of several sizes.
+def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return why the times of these points do not compare; None if they do.
 
-    `configs` are the configurations of runs, nested or with dotted keys.
+    Nominal times that do not count the rows of a microbatch, or the layers of a stage, let the same model take longer
+    where there are more microbatches, or more stages.
+
+    Args:
+        configs: the configurations of runs, nested or with dotted keys.
     """
-    sizes = {
-        flat["batch_size"] / flat["replicas"] / flat["chunks"]
-        for flat in map(flatten, configs)
-        if flat.get("device.name") == "emulated" and "row" not in flat["device.per"]
-        if not isinstance(flat.get("profile"), str)  # a profile's times are those of the rows
+    emulated = [flat for flat in map(flatten, configs) if flat.get("device.name") == "emulated"]
+    nominal = [flat for flat in emulated if not isinstance(flat.get("profile"), str)]  # a profile's count both
+    rows = {
+        flat["batch_size"] / flat["replicas"] / flat["chunks"] for flat in nominal if "row" not in flat["device.per"]
     }
-    return len(sizes) > 1
+    stages = {flat["ranks"] * _stages_per_rank(flat) for flat in nominal if "layer" not in flat["device.per"]}
+    lacking = [name for name, values in (("layer", stages), ("row", rows)) if len(values) > 1]
+    if not lacking:
+        return None
+    per = sorted({*lacking, *(name for flat in nominal for name in flat["device.per"])})
+    what = {"layer": "stage, whatever its layers", "row": "microbatch, whatever its rows"}
+    more = {"layer": "more stages of the same model", "row": "more chunks of the same batch"}
+    return (
+        f"the nominal times are per {' and per '.join(what[name] for name in lacking)}, so "
+        f"{' and '.join(more[name] for name in lacking)} take longer: compare points of equal "
+        f"{' and '.join({'layer': 'stages', 'row': 'chunks'}[name] for name in lacking)}, or give the times of one "
+        f"{' and '.join(per)} with device.per=[{','.join(per)}]"
+    )
+
+
+def _stages_per_rank(flat: Mapping[str, Any]) -> int:
+    return int(flat.get("schedule.stages_per_rank", 2 if flat["schedule.name"] in V_SHAPED else 1))
 
 
 def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
@@ -112,7 +128,7 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
         launches = [(_median_ms(own), own[0]) for own in _alike(runs, (*_LENGTH, *NOT_ASKED))]
         alone = [each for each in launches if each[1].config["chunks"] == _ranks(each[1]) == 1]
         pipelines = [each for each in launches if each[1].config["ranks"] > 1]
-        if alone and pipelines:
+        if alone and pipelines and not unscaled(row.config for row in runs):
             alone = [each for each in alone if each[1].folder in here] or alone
             (alone_ms, one), (best_ms, best) = (min(each, key=lambda launch: launch[0]) for each in (alone, pipelines))
             what = "emulated process" if one.summary["device"] == "emulated" else "process"

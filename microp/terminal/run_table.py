@@ -19,13 +19,13 @@ from typing import Any, Literal, NamedTuple
 
 from microp.results import (
     PointRow,
-    are_rows_unknown,
     asked,
     one_process,
     parts_of,
     same,
     small_microbatches,
     swept,
+    unscaled,
     verdicts,
 )
 from microp.terminal.columns import Column, extremes, number, paragraph, show
@@ -105,7 +105,7 @@ class Result(NamedTuple):
 
 def results(rows: Sequence[PointRow]) -> Iterator[Column]:
     """Yield the columns in which at least one of the rows has something."""
-    unknown = are_rows_unknown([row.config for row in rows])
+    unknown = unscaled([row.config for row in rows])
     for name, importance, value, about, without in _RESULTS:
         if name in ("samples/s", "tokens/s") and unknown:
             continue

@@ -56,7 +56,7 @@ def test_columns_come_in_the_order_in_which_they_were_typed_and_the_launch_last(
 
 def test_every_key_that_differs_also_those_that_an_option_implies():
     points = configs("schedule=gpipe", "schedule=interleaved")
-    own = ["schedule.stages_per_rank", "schedule.group", "schedule.extra_warmup", "schedule.warmup"]
+    own = ["schedule.stages_per_rank", "schedule.group", "schedule.extra_warmup", "schedule.warmup", "schedule.overlap"]
     assert sorted(differing(points)) == sorted(["schedule.name", "schedule.builder", "schedule.drain", *own])
     assert flatten({"a": {"b": {"c": [1, {"d": 2}]}}, "e": None}) == {"a.b.c": [1, {"d": 2}], "e": None}
 

@@ -14,7 +14,7 @@ from microp.config import Config
 from microp.config.config import compose_config, plain, read_config
 from microp.records import DISTURBANCES, disturbances
 from microp.records.disturbance import Disturbance
-from microp.results import PointRow, one_process, small_microbatches, verdicts, write_table
+from microp.results import PointRow, one_process, small_microbatches, unscaled, verdicts, write_table
 from microp.results.verdicts import BRACKETS
 from microp.terminal import run_table
 
@@ -255,6 +255,21 @@ def test_microbatches_of_several_sizes_are_not_ranked_by_times_that_do_not_know_
     assert "samples/s" in " ".join(lines(sweep("device.per=[row]")))
     same_rows = [row(f"device=emulated chunks={chunks} batch_size={8 * chunks}") for chunks in (4, 8)]
     assert "samples/s" in " ".join(lines(same_rows))
+
+
+def test_stages_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_layers():
+    schedules = ("1f1b", "interleaved", "zb_v")
+    for points in ([f"schedule={name}" for name in schedules], [f"ranks={ranks}" for ranks in (2, 4)]):
+        for per in ("", "row"):
+            rows = [row(f"device=emulated device.per=[{per}] batch_size=16 chunks=4 {point}") for point in points]
+            reason = unscaled([each.config for each in rows])
+            assert reason is not None
+            assert reason.endswith(f"device.per=[layer{',row' * bool(per)}]")
+            assert verdicts(rows) == []
+        rows = [row(f"device=emulated device.per=[layer] batch_size=16 chunks=4 {point}") for point in points]
+        assert unscaled([each.config for each in rows]) is None
+    both = [row(f"device=emulated ranks={number} chunks={number}") for number in (2, 4)]
+    assert "give the times of one layer and row with device.per=[layer,row]" in str(unscaled([r.config for r in both]))
 
 
 def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and_batch():
