@@ -41,6 +41,7 @@ class Column:
     shortest: int | None = None  # the characters to which a longer value may be cut; None: never
     style: str = ""  # how `rich` prints the values
     about: str = ""  # a sentence for the footer that says what it means; empty if its name does
+    is_key: bool = False  # whether it tells rows apart: it stays where two rows would look alike without it
 
     @property
     def width(self) -> int:
@@ -66,7 +67,8 @@ def show(console: Console, columns: Sequence[Column], whole: str, parts: Mapping
 
     kept = list(columns)
     while len(kept) > 1 and room([column.least for column in kept]) < 0:
-        kept.remove(min(reversed(kept), key=lambda column: column.importance))
+        alike = [column for column in kept if column.is_key and _rows(kept, column) < _rows(kept)]
+        kept.remove(min(reversed(kept), key=lambda column: (column in alike, column.importance)))
     narrow = room([column.width for column in kept]) < 0
     table = Table(pad_edge=False, box=None, header_style="bold", padding=(0, GAP, 0, 0), show_edge=False)
     for column in kept:
@@ -89,6 +91,11 @@ def show(console: Console, columns: Sequence[Column], whole: str, parts: Mapping
         paragraph(console, f"{CUT} stands for what had no room (whole in {whole})")
     if sentences := dict.fromkeys(column.about for column in kept if column.about):
         paragraph(console, " ".join([*sentences, PAGE]))
+
+
+def _rows(columns: Sequence[Column], without: Column | None = None) -> int:
+    """Return how many rows differ in the keys among the columns."""
+    return len(set(zip(*(column.values for column in columns if column.is_key and column is not without), strict=True)))
 
 
 def paragraph(console: Console, text: str, style: str = "dim") -> None:

@@ -40,8 +40,8 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) 
         Column("chunks", [str(plan["chunks"]) for plan in plans], "right", 80),
         Column("checkpointing", [plan["checkpointing"] for plan in plans], importance=70),
         *([Column("replicas", [str(plan["replicas"]) for plan in plans], "right", 70)] if several else []),
-        Column("layers", layers, importance=40, shortest=12, about="layers: of each stage."),
-        Column("binds", binds, importance=60, about="binds: what keeps a plan from being faster."),
+        Column("layers", layers, importance=60, shortest=12, about="layers: of each stage."),
+        Column("binds", binds, importance=40, about="binds: what keeps a plan from being faster."),
     ]
     show_columns(out, columns, "outputs/plans")
     rest = "every other plan is slower than one of these, and no smaller"

@@ -79,7 +79,10 @@ def _about_part(part: str, parts: Sequence[str], rows: Sequence[PointRow], colum
 
 def swept_columns(texts: dict[str, list[str]]) -> list[Column]:
     """Return the columns of swept keys; numbers are aligned on the right, and the name of an option is never cut."""
-    return [Column(key, values, _side(values), SWEPT, LONG if "." in key else None) for key, values in texts.items()]
+    return [
+        Column(key, values, _side(values), SWEPT, LONG if "." in key else None, is_key=True)
+        for key, values in texts.items()
+    ]
 
 
 def _side(values: Sequence[str]) -> Literal["left", "right"]:
@@ -208,6 +211,6 @@ _RESULTS = (
     Result("status", 95, _status, "", "finished"),
 )
 _LOOKS: dict[str, dict[str, Any]] = {
-    "disturbed": {"justify": "left", "style": "yellow"},
+    "disturbed": {"justify": "left", "style": "yellow", "shortest": LONG},
     "status": {"justify": "left"},
 }

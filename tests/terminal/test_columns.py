@@ -74,3 +74,12 @@ def test_a_paragraph_is_wrapped_between_words_and_keeps_paths():
 )
 def test_small_numbers_keep_two_digits(value, form, text):
     assert number(value, form) == text
+
+
+def test_a_key_without_which_rows_look_alike_stays():
+    drain = Column("drain", ["fifo", "lifo", "-"], "left", 1, is_key=True)
+    ranks = Column("ranks", ["2", "2", "4"], importance=2, is_key=True)
+    schedule = Column("schedule", ["gpipe", "gpipe", "1f1b"], "left", 3, is_key=True)
+    lines = printed([schedule, drain, ranks, Column("step ms", ["928.8", "61.3", "7.0"], importance=4)], 24)
+    assert [line.rstrip() for line in lines[1:3]] == ["gpipe     fifo     928.8", "gpipe     lifo      61.3"]
+    assert "left out, no room: ranks" in " ".join(lines)
