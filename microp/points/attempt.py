@@ -42,6 +42,7 @@ from microp.config import Config, predict, to_yaml, with_advice
 from microp.job import Job
 from microp.mirror import mirror, take_agent
 from microp.points.hydra_callbacks import runs_beside_others
+from microp.points.next_commands import print_resume
 from microp.records import (
     DIVERGED,
     RUNNING,
@@ -164,6 +165,8 @@ class Attempt:
             write_json(self.folder / "summary.json", summarise(self._job, self.folder, state))
         with suppress(OSError):
             self._write_status(state, message)
+            if state == "interrupted":
+                print_resume(self.folder)
 
     def _fail(self, error: RankError) -> None:
         """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from microp.config import Config, typed_folder, unused
 from microp.points.hydra_callbacks import overrides
+from microp.records.snapshots import snapshots_of
 from microp.results import PointRow
 from microp.settings import TrackingSettings
 from microp.system import sweep_names
@@ -66,11 +67,18 @@ def print_failure(
 ) -> None:
     """Print why a point has failed, where more is told, and the command that runs just this point again."""
     console.error(f"{attempt}: {status.get('message')}")
-    if status.get("log"):
-        console.line(f"log    {status['log']}")
+    if (log := status.get("log")) and not (Path(log).is_file() and Path(log).stat().st_size == 0):
+        console.line(f"log    {log}")
     named = [*typed_folder(), *([] if config == "config" else ["-cn", config])]
     alone = ["-m"] if in_sweep else [] if config == "config" else ["hydra.mode=RUN"]
     console.line(f"again  {shlex.join(['python', '-m', 'microp.run', *named, *alone, *typed])}")
+    print_resume(attempt)
+
+
+def print_resume(attempt: Path) -> None:
+    """Print how the training goes on from the newest snapshot of an attempt that has ended early, if it has one."""
+    if saved := snapshots_of(attempt):
+        console.line(f"resume snapshot.resume=true goes on from {saved[-1].name}")
 
 
 def _program(name: str) -> str:

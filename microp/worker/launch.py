@@ -41,7 +41,8 @@ from microp.worker.failure import what_failed
 from microp.worker.rank import run_rank
 
 Entry = Callable[[Job, Comms, int, Path], Any]
-PRELOAD = ["microp.worker", "torch._dynamo"]  # imported once for all ranks; the optimizer needs the second
+# Imported once for all ranks; the optimizer needs the last.
+PRELOAD = ["microp.system.silent_interrupt", "microp.worker", "torch._dynamo"]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # the name of the network interface of that address
