@@ -71,16 +71,31 @@ def refusal(error: BaseException) -> list[str]:
         names = all_keys() if isinstance(source, ConfigAttributeError | ConfigKeyError) else []
         if key not in " ".join(texts):
             texts.insert(0, key)
-    near = get_close_matches(key, names, 1)
+    near = get_close_matches(key, names, 1) or [name for name in names if key == _initials(name)]
+    texts[0] = texts[0].removeprefix("In 'base': ")  # microp's own file; another one's name helps
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
     text += ": several values are a sweep, add -m" if text.startswith("Ambiguous value") else ""
     if "of type 'list'" in text or "of type 'ListConfig'" in text:
         text += ": several values are a sweep, as 4,8 with -m, or in a file's hydra.sweeper.params"
     elif key in GROUPS and "Cannot assign" in text:
         text += f": a file chooses an option in its defaults list, by `override {key}: NAME`"
-    if package := _PACKAGES.get(str(getattr(error, "missing_cfg_file", ""))):
-        text, near = f"{text}, which is not installed: pip install {package}", []
+    if isinstance(error, MissingConfigException) and (
+        str(error.missing_cfg_file) in _PACKAGES or not (near or text.startswith("In "))
+    ):
+        return [fitted(f"{text}{_remedy(str(error.missing_cfg_file), names)}")]
     return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]
+
+
+def _remedy(missing: str, options: Sequence[str]) -> str:
+    """Return what to do if a file of a configuration is not found."""
+    if package := _PACKAGES.get(missing):
+        return f", which is not installed: pip install {package}"
+    known = f"; {missing.rpartition('/')[0]} is one of {', '.join(options)}" if "/" in missing else ""
+    return f": -cd FOLDER names the folder that has {missing}.yaml{known}"
+
+
+def _initials(name: str) -> str:
+    return "".join(word[0] for word in name.split("_") if word)
 
 
 def first_line(error: BaseException) -> str:

@@ -115,8 +115,8 @@ class Problem:
         if cap is not None and max(needs) > cap:
             rank = needs.index(max(needs))
             raise ValueError(
-                f"no order keeps within {cap:g}: rank {rank} has to hold one microbatch on its "
-                f"{len(self.held[rank])} stages at once, {max(needs):g}, {max(needs) - cap:g} more than the cap"
+                f"no order holds so little: rank {rank} has to hold {max(needs):g}, one microbatch on each of its "
+                f"{len(self.held[rank])} stages: give {max(needs):g} or more"
             )
 
     @cached_property

@@ -50,7 +50,8 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     OmegaConf.register_new_resolver("key_page", key_page, replace=True)  # for --help
     OmegaConf.register_new_resolver("sweep_page", sweep_page, replace=True)
     _log_to_terminal()
-    sys.argv[1:] = with_profiles(sys.argv[1:])
+    # `-m` may come after keys, which argparse takes for an error
+    sys.argv[1:] = sorted(with_profiles(sys.argv[1:]), key=lambda word: word not in ("-m", "--multirun"))
     asked = os.environ.get(FULL_ERROR, "0")
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors; it would print several lines and exit with code 1
     PointsCallback.began = None

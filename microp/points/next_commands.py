@@ -13,7 +13,7 @@ from typing import Any
 
 from microp.config import Config, typed_folder, unused
 from microp.points.hydra_callbacks import overrides
-from microp.records.snapshots import snapshots_of
+from microp.records import snapshots
 from microp.results import PointRow
 from microp.settings import TrackingSettings
 from microp.system import sweep_names
@@ -77,7 +77,7 @@ def print_failure(
 
 def print_resume(attempt: Path) -> None:
     """Print how the training goes on from the newest snapshot of an attempt that has ended early, if it has one."""
-    if saved := snapshots_of(attempt):
+    if saved := snapshots.snapshots_of(attempt):
         console.line(f"resume snapshot.resume=true goes on from {saved[-1].name}")
 
 

@@ -82,7 +82,7 @@ def test_what_if_profile_and_csv(folder):
         (["spans.csv", "--layers", "4,x"], "--layers 4,x: give the number of layers"),
         (["spans.csv", "--rows", "0"], "--rows 0: give the rows"),
         (["spans.csv", "--name", "a/b"], "--name a/b: use letters"),
-        (["spans.csv", "--what-if", "schedule=none"], "In 'base': Could not find 'schedule/none'"),
+        (["spans.csv", "--what-if", "schedule=none"], "Could not find 'schedule/none'"),
         (["spans.csv", "--what-if", "chunks=0"], "chunks=0"),
         (["spans.csv", "--what-if", "partition=1,2,3"], "partition=1,2,3: give 2 numbers"),
         (["spans.csv", "--what-if", "schedule=zb_h1", "schedule.drain=up"], "schedule.drain"),

@@ -54,7 +54,10 @@ def test_the_command_of_an_estimated_device_prices_the_order(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("schedule=interleaved activation_limit=1", "activation_limit=1: no order keeps within 1: rank 0 has to hold"),
+        (
+            "schedule=interleaved activation_limit=1",
+            "activation_limit=1: no order holds so little: rank 0",
+        ),
         ("search.seconds=0", "search.seconds=0.0 is not a number above 0"),
         ("search.file=/dev/null/a", "search.file=/dev/null/a cannot be written"),
         ("device.memory_gib=0.01", "device.memory_gib=0.01 does not limit an order: use activation_limit"),

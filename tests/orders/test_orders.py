@@ -115,7 +115,7 @@ def test_what_is_kept_from_b_to_w_counts_less():
 
 def test_a_cap_that_no_order_meets_says_by_how_much():
     with pytest.raises(
-        ValueError, match=r"no order keeps within 1: rank 0 .* 2 stages at once, 2, 1 more than the cap"
+        ValueError, match=r"no order holds so little: rank 0 has to hold 2, .* its 2 stages: give 2 or more"
     ):
         Problem((0, 1, 0, 1), 4, Costs((1,) * 4, (1,) * 4), pairs(4, 1))
     with pytest.raises(ValueError, match="stage 0 would keep 2 from B to W"):
