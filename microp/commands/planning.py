@@ -243,6 +243,8 @@ def _words(plan: Plan, priced: Priced) -> list[str]:
 def _notes(plan: Plan, found: Found) -> list[str]:
     """Return what the reader of a plan should know."""
     notes = []
+    if few := [str(m) for m in plan.space.chunks if m > plan.config.batch_size]:
+        notes.append(f"chunks={','.join(few)} left out: the batch has {plan.config.batch_size} rows")
     prices, cap = plan.pricer.subject.prices, plan.cap
     if not prices.is_known:
         notes.append(

@@ -91,17 +91,22 @@ def _keys(before: str, values: dict[str, Any], texts: dict[str, str]) -> list[st
 def _group(group: str) -> Iterator[str]:
     """Yield the options of a group, and their keys with the options that use them."""
     options = {name: default_values(group, name) for name in options_of(group)}
-    texts: dict[str, str] = {}
+    texts: dict[str, dict[str, str]] = {}  # of each option: builders may mean different things by a key
     for name, keys in options.items():
         comment = (CONF / group / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# ")
         yield from _entry(f"    {name}", comment)
-        texts |= lines_of_keys(get_method(keys["builder"]) if "builder" in keys else schema_of(group, keys))
+        texts[name] = lines_of_keys(get_method(keys["builder"]) if "builder" in keys else schema_of(group, keys))
     for key in dict.fromkeys(key for keys in options.values() for key in keys if not is_fixed(group, key)):
         having = {name: _text(keys[key]) for name, keys in options.items() if key in keys and uses(group, key, name)}
         is_one, only = len(set(having.values())) == 1, ""
         if not is_one or len(having) < len(options):
             only = f" ({', '.join(name if is_one else f'{name}: {value}' for name, value in having.items())})"
-        yield from _entry(f"  {group}.{key}={next(iter(having.values())) if is_one else ''}", texts[key] + only)
+        said: dict[str, list[str]] = {}
+        for name in having:
+            said.setdefault(texts[name][key], []).append(name)
+        differ = "; ".join(f"{', '.join(names)}: {text}" for text, names in said.items())
+        text = differ if len(said) > 1 and is_one else f"{[*said][-1]}{only}"
+        yield from _entry(f"  {group}.{key}={next(iter(having.values())) if is_one else ''}", text)
 
 
 def sweep_page() -> str:

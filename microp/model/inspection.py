@@ -55,6 +55,8 @@ def inspect_layers(made: Layers, code: str) -> LayerFacts:
 def _facts(made: Layers, code: str) -> LayerFacts:
     # 1. what can be seen without running anything
     _check_form(made)
+    if not any(weight.requires_grad for layer in made.layers for weight in layer.parameters()):
+        raise ValueError("no weight that is trained: set requires_grad of at least one")
     tied = _tied(made)
     layers = separated(made.layers, tied)
     fresh = or_none(deepcopy, list(layers))
