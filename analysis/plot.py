@@ -52,6 +52,7 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.4,
     "lines.markersize": 5,
+    "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
     "savefig.dpi": 200,
     "svg.fonttype": "path",
     "svg.hashsalt": "microp",  # makes the ids in a file the same every time

@@ -37,6 +37,7 @@ from microp.records import (
     read_traced_step,
     row_files,
 )
+from microp.results import swept
 from microp.schedule import Schedule
 from microp.system import CommandParser, run_command
 from microp.trace import Line, Reduction, Span, figure, perfetto, screen, timeline
@@ -134,7 +135,11 @@ def _together(runs: Sequence[_Run], columns: int) -> _Drawing:
     """Return the drawing of several runs, measured, one above the other on one time axis."""
     ids = [f"{run.attempt.parent.name}, {run.attempt.name}" for run in runs]
     short = [name.rpartition("-")[0] for name in (run.attempt.parent.name for run in runs)]  # without the hash
-    names = short if len(set(short)) == len(short) else ids
+    keys = swept([read_config(run.attempt) for run in runs])
+    told = [key for key in keys if key.partition(".")[0] not in ("schedule", "chunks", "ranks", "tracking")]
+    words = zip(*([f"{key}={value}" for value in keys[key]] for key in told), strict=True)
+    longer = [" ".join([name, *own]) for name, own in zip(short, words, strict=False)]
+    names = next((names for names in (short, longer) if len(set(names)) == len(runs)), ids)
     panels = {name: run.step.panels["measured"] for name, run in zip(names, runs, strict=True)}
     sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}
     schedules = {name: run.step.schedule for name, run in zip(names, runs, strict=True)}

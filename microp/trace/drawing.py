@@ -33,6 +33,7 @@ DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes h
 POINTS = 9.5  # the size of text: that of the figures in analysis
 LETTER = 0.64  # the width of a letter of a name, relative to its size
 TEXT: dict[Any, Any] = {
+    "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
     "text.parse_math": False,  # a title names a folder, which may have a $
     "font.size": POINTS,
     "axes.titlesize": POINTS,

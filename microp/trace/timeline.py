@@ -108,14 +108,14 @@ def header(
     if predicted and predicted["step_ms"] is not None:
         step, bubble = predicted["step_ms"], predicted["bubble"]
         facts.append(f"predicted {number(step)} ms with the optimizer, bubble {bubble:.3f}")
-    before = None
+    first: Any = None
     for panel in _panels(panels, sums):
         time, bubble = makespan(panel.spans), float(bubble_fraction(panel.spans))
-        change = "" if before is None else f" ({100 * float(time / before - 1):+.1f} %)"
+        change = "" if first is None else f" ({100 * float(time / first - 1):+.1f} %)"
         longer = f"; {number(panel.length / scale.length)} with the sums" if panel.length > time else ""
         facts.append(f"{panel.name} {number(time / scale.length)} {scale.unit}{change}, bubble {bubble:.3f}{longer}")
-        before = time
-    return facts
+        first = first or time
+    return [*facts, *["%: against the first"] * (len(panels) > 2)]
 
 
 def plain(lines: Iterable[Line]) -> str:

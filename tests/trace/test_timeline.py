@@ -196,7 +196,7 @@ def check_row(text: str, spans: list[Span], scale: float, schedule: Schedule) ->
 def test_every_action_of_a_whole_drawing_is_named():
     for schedule, costs in every_kind():
         spans = [s for s in simulate(schedule, costs) if s.end > s.start]
-        rows = rank_rows(drawn(spans, 4000))
+        rows = rank_rows(drawn(spans, 9000))
         for rank, text in enumerate(rows):
             own = sorted((s for s in spans if s.rank == rank), key=lambda s: s.start)
             names = [box[0].rstrip("-=~") for box in BOX.finditer(text) if box[0] != IDLE]
