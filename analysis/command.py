@@ -76,10 +76,15 @@ def command_parser(module: str, about: str | None, takes_outputs: bool = False) 
     if takes_outputs:
         told = "the folder that runs write to (default: outputs)"
         parser.add_argument("outputs", type=Path, nargs="?", default=OUTPUTS, help=told)
-        parser.add_argument("--schedule", type=_names, default=(), help="only runs of these, as gpipe,1f1b")
-        wide = "the width of figures in columns of a paper (default: 2)"
-        parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
+        add_choices(parser)
     return parser
+
+
+def add_choices(parser: CommandParser) -> None:
+    """Let a command take `--schedule`, which runs are drawn, and `--columns`, how wide."""
+    parser.add_argument("--schedule", type=_names, default=(), help="only runs of these, as gpipe,1f1b")
+    wide = "the width of figures in columns of a paper (default: 2)"
+    parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
 
 
 def _names(text: str) -> tuple[str, ...]:

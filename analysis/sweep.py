@@ -21,7 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import looks, plot, scales, words
-from analysis.command import OUTPUTS, command_parser, nothing, print_answer, print_missing, save
+from analysis.command import OUTPUTS, add_choices, command_parser, nothing, print_answer, print_missing, save
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import is_numeric, say, varying
@@ -203,14 +203,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--report", type=Path, default=OUTPUTS / "report", help="folder for the files (default: outputs/report)"
     )
+    add_choices(parser)
     options = parser.parse_args(arguments)
+    plot.use_columns(options.columns)
     plans, unreadable = read_plans(options.folder)
     for reason in unreadable:
         print(f"left out: {reason}", file=sys.stderr)
     if plans:
-        made = of_plan(Store(plans[-1].folder.resolve().parents[1]), plans[-1])
+        made = of_plan(Store(plans[-1].folder.resolve().parents[1], options.schedule), plans[-1])
     else:
         runs, name = finished_runs(options.folder), options.folder.resolve().name
+        runs = runs[runs["schedule"].isin(options.schedule)] if options.schedule and not runs.empty else runs
         made = None if runs.empty else exhibit(runs, f"sweep-{name}", f"Runs of {options.folder}")
     if made is None:
         parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
