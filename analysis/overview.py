@@ -30,7 +30,8 @@ def overview(store: Store) -> str:
         f"{counted(len(runs), 'finished run')} of {counted(runs['question'].nunique(), 'configuration')}, "
         f"started {began}. Machine: {machines(runs)}. Commit: {commits(runs)}."
     )
-    finished = [row for row in store.rows if row["status"] == "finished"]
+    shown = set(runs["run_id"])  # with `--schedule` not all
+    finished = [row for row in store.rows if row["status"] == "finished" and row["run_id"] in shown]
     return " ".join([text, _disturbed(finished), *_changed_data(finished)])
 
 
