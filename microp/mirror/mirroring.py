@@ -28,10 +28,9 @@ from typing import Any
 
 from microp.mirror.content import Charts, run_summary, steps_table
 from microp.mirror.files import SUMMARY, completed, files_of, wandb_names, wandb_uid
-from microp.records import RUNNING, check_attempt, read_env, read_spans, read_status, read_summary, write_json
+from microp.records import RUNNING, check_attempt, read_env, read_status, read_summary, read_traced_step, write_json
 from microp.settings import TrackingSettings
-from microp.simulator import replay, schedule_of
-from microp.trace import MOMENTS, picture
+from microp.trace import DRAWN, MOMENTS, figure
 
 SPAN = ("rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS))
 POLL_S = 2.0  # between two looks at the rows; seldom, because the ranks need the cores
@@ -176,15 +175,15 @@ class WandbRun:
         if rows := [row for of_rank in self._charts.rows for row in of_rank]:
             columns, lines = steps_table(rows)
             exhibits["steps"] = wandb.Table(list(columns), list(lines))
-        with tempfile.NamedTemporaryFile(suffix=".png") as file:
-            if spans := read_spans(self._attempt):
-                begin = min(spans.start)
+        with tempfile.TemporaryDirectory() as folder:
+            if step := read_traced_step(self._attempt, summary):
+                spans = step.panels["measured"]
+                begin = min(span.start for span in spans)
                 lines = [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in spans]
                 exhibits["spans"] = wandb.Table(list(SPAN), list(lines))
-                # a failed attempt may have the trace of only some ranks, which cannot be replayed
-                order = schedule_of(spans, summary["schedule"]) if summary["time_ms"] else None
-                picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
-                exhibits["timeline"] = wandb.Image(file.name)
+                if sum(map(len, step.panels.values())) <= DRAWN:
+                    [file] = figure(step.panels, "", Path(folder) / "timeline", sums=step.sums, endings=["png"])
+                    exhibits["timeline"] = wandb.Image(str(file))
             if exhibits:
                 at = {"_timestamp": self._logged[-1]["_timestamp"]} if self._logged else {}
                 self._run.log(exhibits | at)
