@@ -91,7 +91,6 @@ class StepRow(TypedDict, total=False):
     recompute_ms: float
     overruns: int  # actions of an emulated device that outlasted their nominal time
     work_ms: float  # the real work in actions of an emulated device
-    involuntary_switches: int  # how often the system took the core away, since the row before
     snapshot_ms: float  # to save a snapshot before the step
     # only in the memory step: `PEAKS`, and what nvidia-smi told
     peak_memory_mib: float

@@ -30,7 +30,6 @@ from microp.job import Job
 from microp.records import snapshots
 from microp.records.records import PEAKS, SCHEMA_VERSION, Row, read_json, read_rows, read_spans
 from microp.records.replays import Replay, by_replica
-from microp.schedule import Schedule
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, closed_forms, nominal_costs, nominal_optimizer, simulate
 from microp.trace import (
@@ -86,7 +85,6 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "resumed": snapshots.about(job.resumed, attempt) if job.resumed else None,
         "step_ms": _spread(step_ms),
         "between_steps_ms": _between_steps(rows, job.engines[0]),
-        "involuntary_switches": _switches(steps),
         "samples_per_s": job.batch_size / median(step_ms) * 1e3 if steps else None,
         "bubble": {
             "measured": median(mean(map(_bubble, by_replica(job, step))) for step in steps) if steps else None,
@@ -176,12 +174,6 @@ def _between_steps(rows: list[list[Row]], engine: str) -> float | None:
         if step[0]["phase"] == "measured" and step[0]["engine"] == engine
     ]
     return median(gaps) if gaps else None
-
-
-def _switches(steps: list[Step]) -> float | None:
-    """Return the mean of the involuntary context switches per rank and step; None if they were not counted."""
-    counts = [row["involuntary_switches"] for step in steps for row in step if "involuntary_switches" in row]
-    return mean(counts) if counts else None
 
 
 def _utilisation(job: Job, steps: list[Step], memory: list[Step]) -> dict[str, list[float]] | None:
@@ -284,33 +276,7 @@ def _engines(job: Job, rows: list[list[Row]]) -> dict[str, Any] | None:
         "pipeline_ms": {engine: _spread(values) for engine, values in times.items()},
         "ratio": {f"{a}/{b}": _median_ratio(times[a], times[b]) for a, b in pairs},
         "torch_schedule": job.torch_schedule.name if "torch" in times else None,
-        "own_limit_ms": own_limits_ms(job, times["limit"]),
     }
-
-
-def own_limits_ms(job: Job, limit_ms: list[float]) -> dict[str, float] | None:
-    """Return engine -> the limit of the order that it ran, in ms; None if both ran the same order.
-
-    The bubbles of two orders differ on paper before anything runs. With real compute an order's limit is the busiest
-    rank's compute in a step, which is the measured limit `limit_ms` over its factor (M+K-1)/M, times makespan over
-    busiest rank of the order, simulated with the costs of the closed forms: equal layers, F = B = W and free hops. On
-    an emulated device it is the order's simulated makespan.
-    """
-    orders = {"microp": job.schedule, "torch": job.torch_schedule}
-    if "torch" not in job.engines or not limit_ms or job.schedule.ranks == job.torch_schedule.ranks:
-        return None
-    costs = _costs(job)
-    if job.is_emulated:
-        return {engine: float(makespan(simulate(order, costs))) for engine, order in orders.items()}
-    alone_ms = median(limit_ms) * job.schedule.chunks / (job.schedule.chunks + job.ranks - 1)
-    return {engine: alone_ms * _over_busiest(order, costs) for engine, order in orders.items()}
-
-
-def _over_busiest(order: Schedule, costs: Costs) -> float:
-    """Return the makespan of the order over the load of its busiest rank."""
-    work = [costs.forward[stage] + costs.full_backward(stage) for stage in range(order.stages)]
-    loads = [sum(work[stage] for stage in order.stages_of(rank)) for rank in range(len(order.ranks))]
-    return float(makespan(simulate(order, costs)) / (order.chunks * max(loads)))
 
 
 def _hosts(job: Job, attempt: Path) -> dict[str, Any] | None:
