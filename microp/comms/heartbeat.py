@@ -181,8 +181,6 @@ def awaited_rank(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) ->
         if source is None or schedule.placement[source.stage] == world_rank % ranks:
             return None
         return world_rank - world_rank % ranks + schedule.placement[source.stage]
-    if beat.place == Place.SENDING:
-        return _receiver(heartbeats, schedule, world_rank)
     if beat.place not in _MEETINGS:
         return None
     others = {rank: heartbeats.read(rank) for rank in range(heartbeats.count)}
@@ -202,16 +200,3 @@ def _chain(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> list[
     while (other := awaited_rank(heartbeats, schedule, ranks[-1])) is not None and other not in ranks:
         ranks.append(other)
     return ranks
-
-
-def _receiver(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> int | None:
-    """Return the first rank that has not begun an action which takes what a rank has sent; None if all have."""
-    rank = world_rank % len(schedule.ranks)
-    for action in schedule.ranks[rank]:
-        consumer = schedule.consumers.get(action)
-        if consumer is None or (dest := schedule.placement[consumer.stage]) == rank:
-            continue
-        place = heartbeats.read(world_rank - rank + dest).place
-        if place == Place.STEPPING or 0 <= place <= 2 * schedule.ranks[dest].index(consumer):
-            return world_rank - rank + dest
-    return None

@@ -295,11 +295,8 @@ def _span(row: Row) -> Span:
 
 def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
     """Return one replica's sums in the last measured step, none if it is the only one; raises as `read_rows`."""
-    return list(_trace(attempt, "reductions", replica, _reduction))
-
-
-def _reduction(row: Row) -> Reduction:
-    return Reduction(row["rank"], row["stage"], row["start_ns"], row["end_ns"])
+    keys = ("rank", "stage", "start_ns", "end_ns")
+    return list(_trace(attempt, "reductions", replica, lambda row: Reduction(*(row[key] for key in keys))))
 
 
 def _trace(attempt: Path, kind: str, replica: int, parse: Callable[[Row], T]) -> Iterator[T]:

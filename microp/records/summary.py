@@ -59,6 +59,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
     step_ms = _slowest(steps, "step_ms")
     replayed = Replay(job, steps, attempt)
     form = closed_forms.bubble(job.schedule, _costs(job))
+    known = read_json(path) if (path := attempt / "predicted.json").exists() else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": job.run_id,
@@ -90,7 +91,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
             "measured": median(mean(map(_bubble, by_replica(job, step))) for step in steps) if steps else None,
             "closed_form": None if form is None else float(form),
         },
-        "predicted": _predicted(attempt / "predicted.json"),
+        "predicted": {key: known.get(key) for key in ("step_ms", "bubble", "peak_memory_mib", "at_peak_ms")},
         "replayed": replayed.numbers(),
         "reduction": _reduction(job, steps, replayed),
         **{peak: _per_rank(job, memory, peak) for peak in PEAKS},
@@ -142,12 +143,6 @@ def _costs(job: Job) -> Costs:
 
 
 # --- the numbers -----------------------------------------------------------------------------------
-
-
-def _predicted(path: Path) -> dict[str, Any]:
-    """Return what was known of an attempt before it started; None for each number that was not known."""
-    known = read_json(path) if path.exists() else {}
-    return {key: known.get(key) for key in ("step_ms", "bubble", "peak_memory_mib", "at_peak_ms")}
 
 
 def _bubble(pipeline: Step) -> float:
@@ -212,15 +207,16 @@ def _time(job: Job, steps: list[Step], attempt: Path) -> dict[str, list[float]] 
     wall = min(row["began_ns"] for row in steps[-1]), max(row["ended_ns"] for row in steps[-1])
     booked = []
     for spans, pipeline in zip(traces, by_replica(job, steps[-1]), strict=True):
-        clocks = {row["rank"]: _clock(row) for row in pipeline}
+        clocks = {
+            row["rank"]: StepClock(
+                row["began_ns"],
+                row["ended_ns"],
+                *(round(row[key] * 1e6) for key in ("optimizer_ms", "recompute_ms", "exposed_ms")),
+            )
+            for row in pipeline
+        }
         booked.append(account(job.schedule, spans, clocks, wall))
     return {kind: [mean(times[rank][kind] for times in booked) / 1e6 for rank in range(job.ranks)] for kind in KINDS}
-
-
-def _clock(row: Row) -> StepClock:
-    """Return the times of a rank's row that are not in its spans."""
-    optimizer, recompute, reduction = (round(row[f"{key}_ms"] * 1e6) for key in ("optimizer", "recompute", "exposed"))
-    return StepClock(row["began_ns"], row["ended_ns"], optimizer, recompute, reduction)
 
 
 # --- replicas, engines and hosts -------------------------------------------------------------------
