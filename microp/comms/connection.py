@@ -54,9 +54,6 @@ class Connection:
     Args:
         stream: the connected socket; this object closes it.
         peer: what messages call the other rank.
-
-    Attributes:
-        mailboxes: tag -> the mailbox of the messages that come from the other rank.
     """
 
     def __init__(self, stream: socket.socket, peer: str) -> None:
@@ -64,7 +61,7 @@ class Connection:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream, self._peer = stream, peer
         self.fileno, self.close = stream.fileno, stream.close
-        self.mailboxes: dict[int, Mailbox] = {}
+        self.mailboxes: dict[int, Mailbox] = {}  # tag -> the mailbox of the messages that come from the other rank
         self._unsent: deque[Unsent] = deque()
         self._header = memoryview(bytearray(_HEADER.size))
         self._rest = self._header  # where the next bytes go

@@ -89,14 +89,11 @@ class Heartbeats:
     Args:
         count: the number of ranks of all pipelines.
         path: the memory that another process has made with `shared`; None for memory of this process and its threads.
-
-    Attributes:
-        hosts: the hosts of the ranks, if they are several; nothing is known of a rank on another host.
     """
 
     def __init__(self, count: int, path: str | None = None) -> None:
         self.count, self.path = count, path
-        self.hosts: Hosts | None = None
+        self.hosts: Hosts | None = None  # if they are several; nothing is known of a rank on another host
         descriptor = -1 if path is None else os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._memory = mmap.mmap(descriptor, count * WORDS * 8)
         self._words = memoryview(self._memory).cast("q")

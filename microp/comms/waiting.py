@@ -47,14 +47,12 @@ class Patience:
     Args:
         ranks: the ranks of the launch; with more ranks than cores a wait never spins.
         delays: this thread's file of delays; on a system without it every spin is short.
-
-    Attributes:
-        spin_ns: how long a wait spins before it sleeps.
-        has_waited: whether the rank has waited for a message since the last look; set by those who wait.
     """
 
     def __init__(self, ranks: int, delays: Path = DELAYS) -> None:
-        self.spin_ns, self.has_waited, self._file = 0, False, None
+        self.spin_ns = 0  # how long a wait spins before it sleeps
+        self.has_waited = False  # whether the rank has waited for a message since the last look; set by those who wait
+        self._file = None
         if ranks <= len(os.sched_getaffinity(0)):
             self.spin_ns = SHORT_NS
             with suppress(OSError):

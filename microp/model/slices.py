@@ -84,15 +84,10 @@ class Past:
 
 
 class Sliced(nn.Module):
-    """A module that may be given a row of tokens in slices.
+    """A module that may be given a row of tokens in slices."""
 
-    Attributes:
-        slices: the number of slices of a row; 1: the row is whole.
-        unit: the slice that the next forward is given, as for `Past.attend`.
-    """
-
-    slices = 1
-    unit = 0
+    slices = 1  # of a row; 1: the row is whole
+    unit = 0  # the slice that the next forward is given, as for `Past.attend`
 
     def divide_rows(self, slices: int) -> None:
         """Expect `slices` slices of each row from now on."""

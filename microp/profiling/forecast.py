@@ -35,21 +35,13 @@ from microp.trace import Spans, bubble_fraction, reductions
 
 
 class Forecast(NamedTuple):
-    """What is known of a run before it starts.
+    """What is known of a run before it starts; None for what is not."""
 
-    Attributes:
-        step_ms: the time of a step, with its optimizer.
-        bubble: idle over total time of the ranks, from the first start to the last end.
-        peak_memory_mib: each rank's peak of live tensors; None if it is not known.
-        source: where the times come from.
-        at_peak_ms: what the operations of a step would take if each rank reached the profile's peak, without a bubble.
-    """
-
-    step_ms: float | None
-    bubble: float | None
-    peak_memory_mib: list[float] | None
-    source: str
-    at_peak_ms: float | None = None
+    step_ms: float | None  # of a step, with its optimizer
+    bubble: float | None  # idle over total time of the ranks, from the first start to the last end
+    peak_memory_mib: list[float] | None  # each rank's peak of live tensors
+    source: str  # where the times come from
+    at_peak_ms: float | None = None  # of the operations of a step if each rank reached the profile's peak, no bubble
 
 
 def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, backend: str, replicas: int = 1) -> Costs:

@@ -39,16 +39,10 @@ Place = Callable[[NDArray[np.generic]], NDArray[np.float64]]
 
 
 class Cells(NamedTuple):
-    """Some characters of one look.
-
-    Attributes:
-        text: the characters.
-        look: what they show: an op and its shade (`F0`, `B1`), with a `-` if they are fill; `idle`,
-            `sum`, or empty for plain text.
-    """
+    """Some characters of one look."""
 
     text: str
-    look: str = ""
+    look: str = ""  # an op and its shade (`F0`, `B1`), with a `-` if they are fill; `idle`, `sum`; empty: plain text
 
 
 def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, columns: int) -> list[Cells]:

@@ -29,20 +29,13 @@ KINDS = ("compute", "recompute", "optimizer", "transfer", "warmup", "steady", "d
 
 
 class StepClock(NamedTuple):
-    """One rank's times of a step that its spans do not contain, in nanoseconds.
+    """One rank's times of a step that its spans do not contain, in nanoseconds."""
 
-    Attributes:
-        began: when the step began on the rank.
-        ended: when its optimizer had ended.
-        recompute: the time of its backwards that went into recomputation.
-        reduction: how long it waited after its last action for the sum over the replicas.
-    """
-
-    began: int
-    ended: int
+    began: int  # when the step began on the rank
+    ended: int  # when its optimizer had ended
     optimizer: int
-    recompute: int
-    reduction: int = 0
+    recompute: int  # of its backwards, what went into recomputation
+    reduction: int = 0  # how long it waited after its last action for the sum over the replicas
 
 
 def account(
