@@ -52,10 +52,8 @@ class Outbox(Protocol):
     def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
         """Start to send `tensor`, which must not be written before `finish()`.
 
-        Args:
-            tensor: the tensor to send.
-            leaves_ns: the `perf_counter_ns` that counts as the time of sending, if the transport
-                `stamps`; 0 if the receiver does not ask for it.
+        `leaves_ns` is the `perf_counter_ns` that counts as the time of sending, if the transport `stamps`; 0 if the
+        receiver does not ask for it.
         """
 
     @property

@@ -49,12 +49,7 @@ class Unsent:
 
 
 class Connection:
-    """One rank's end of a connection.
-
-    Args:
-        stream: the connected socket; this object closes it.
-        peer: what messages call the other rank.
-    """
+    """One rank's end of a connection, whose socket it closes; messages call the other rank `peer`."""
 
     def __init__(self, stream: socket.socket, peer: str) -> None:
         stream.setblocking(False)
@@ -74,12 +69,7 @@ class Connection:
         return bool(self._unsent)
 
     def send(self, header: bytes, data: Any, owner: object) -> Unsent | None:
-        """Send a message; return it if the system did not take all of it.
-
-        Args:
-            header: the `header` of the message.
-            data: the memory with the data.
-            owner: an object that keeps this memory.
+        """Send a message, whose memory `owner` keeps; return it if the system did not take all of it.
 
         Raises:
             ConnectionError: the other rank has ended.

@@ -40,13 +40,9 @@ _NOBODY_S = 2**31 - 1  # a tag that no message has
 
 
 class GroupComms(Comms):
-    """The transport between processes over a `torch.distributed` process group.
+    """The transport between processes over a `torch.distributed` process group; None for all processes.
 
-    Args:
-        device: the device of this rank's tensors.
-        timeout_s: the longest wait for a peer, in seconds.
-        group: the process group of the ranks; None for all processes.
-        hosts: the hosts of all processes, which messages name if they are several.
+    `hosts` are those of all processes, which messages name if they are several.
     """
 
     library = "gloo"  # torch's name of what moves the tensors

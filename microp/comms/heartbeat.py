@@ -84,11 +84,9 @@ class Beat(NamedTuple):
 
 
 class Heartbeats:
-    """The lines of all ranks of one launch.
+    """The lines of all `count` ranks of one launch.
 
-    Args:
-        count: the number of ranks of all pipelines.
-        path: the memory that another process has made with `shared`; None for memory of this process and its threads.
+    `path` is the memory that another process has made with `shared`; None for memory of this process and its threads.
     """
 
     def __init__(self, count: int, path: str | None = None) -> None:
@@ -150,8 +148,7 @@ def trail(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> str:
 
         which waits for 0F3 from rank 0, which has been in 0F3 for 12.3 s
 
-    Returns:
-        relative clauses that follow the rank's name; empty if nothing is known of it.
+    The clauses follow the rank's name; they are empty if nothing is known of it.
     """
     text = ""
     for waiting in _chain(heartbeats, schedule, world_rank):

@@ -24,10 +24,7 @@ from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, mailbox_
 class StagedComms(OverComms):
     """A transport between ranks whose tensors are on a GPU, over one that moves CPU tensors.
 
-    Args:
-        inner: the transport that moves the copies.
-        device: the GPU of this rank.
-        gpu: what has the GPU's events, by the names of `torch.cuda`.
+    `gpu` is what has the GPU's events, by the names of `torch.cuda`.
     """
 
     def __init__(self, inner: Comms, device: torch.device, gpu: Any = torch.cuda) -> None:

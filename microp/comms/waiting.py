@@ -44,9 +44,8 @@ TICK_S = 0.25
 class Patience:
     """One rank's estimate of how much the cores are wanted.
 
-    Args:
-        ranks: the ranks of the launch; with more ranks than cores a wait never spins.
-        delays: this thread's file of delays; on a system without it every spin is short.
+    With more ranks in the launch than cores a wait never spins. Without this thread's file of delays every spin is
+    short.
     """
 
     def __init__(self, ranks: int, delays: Path = DELAYS) -> None:

@@ -30,9 +30,7 @@ def typed_job(
     """Return the job of a lab: of its own words, of which those that were typed take the place.
 
     Args:
-        lab: its module's name.
-        text: its docstring, for `--help`.
-        arguments: the typed words.
+        lab, text: its module's name, and its docstring for `--help`.
         given: words such as `chunks=4` that one may type otherwise; `device=cpu` also replaces `device.KEY=VALUE`.
         fixed: words that the lab is about, which cannot be typed otherwise.
         takes: the keys and groups that one may type; the lab would ignore others.

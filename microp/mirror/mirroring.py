@@ -37,13 +37,9 @@ POLL_S = 2.0  # between two looks at the rows; seldom, because the ranks need th
 
 
 def mirror(attempt: Path, settings: TrackingSettings, folder: Path, *, follow: bool = False) -> list[str]:
-    """Make or complete the W&B runs of an attempt that are not complete yet.
+    """Make or complete the W&B runs of an attempt that are not complete yet; W&B's files go to `folder/wandb`.
 
-    Args:
-        attempt: the attempt's folder.
-        settings: the mode, project, entity, tags and system metrics.
-        folder: W&B's files are written to `folder/wandb`.
-        follow: as long as the attempt runs, log its rows as they are written.
+    With `follow`, as long as the attempt runs, its rows are logged as they are written.
 
     Returns:
         the names of the W&B runs that were completed now: `rank0`, ..., `summary`.

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 
 class Past:
-    """The keys and values of one attention: those of the slices so far, and the gradients that later slices give back.
+    """The keys and values of the slices so far of one attention, and the gradients that later slices give back.
 
-    Args:
-        slices: the number of slices of a row; they are of the same length.
+    The `slices` of a row are of the same length.
     """
 
     def __init__(self, slices: int) -> None:

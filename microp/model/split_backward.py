@@ -121,8 +121,7 @@ def run_together(several: Sequence[Deferred]) -> None:
 class SplitBackward:
     """Makes layers divide their backward while `deferred` is set.
 
-    Args:
-        layers: the layers. Each of the outermost modules below them that own weights is divided as a unit.
+    Each of the outermost modules below the layers that own weights is divided as a unit.
     """
 
     def __init__(self, layers: Iterable[nn.Module], is_lowered: bool = False) -> None:

@@ -105,9 +105,7 @@ class Stage:
     def divide(self, samples: Sequence[Tensor], indices: Sequence[int]) -> None:
         """Divide the backward of each layer in the quickest way that gives the full backward.
 
-        Args:
-            samples: for each layer an input of a few rows.
-            indices: the layers' places in the model.
+        `samples` has an input of a few rows for each layer, `indices` its place in the model.
 
         Raises:
             ValueError: a layer gives other gradients if its backward is divided.
@@ -193,9 +191,7 @@ class Stage:
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor:
         """Run the layers on one microbatch.
 
-        Args:
-            microbatch: the index.
-            x: the previous stage's activation; None on the first stage, which uses the batch's input.
+        `x` is the previous stage's activation; None on the first stage, which uses the batch's input.
 
         Returns:
             The activation for the next stage, in memory of its own; on the last stage the loss.
@@ -231,9 +227,7 @@ class Stage:
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """Run the full backward, or only the input's gradient if the microbatch's backward is divided.
 
-        Args:
-            microbatch: the index; its forward has been run.
-            gradient: the gradient of the output; None on the last stage, whose output is the loss.
+        `gradient` is that of the output; None on the last stage, whose output is the loss.
 
         Returns:
             The gradient of the stage's input, in memory of its own; None on the first stage.

@@ -57,13 +57,10 @@ class GraphWeights(NamedTuple):
 def add_gradients(
     linears: Sequence[LinearWeights], graphs: Sequence[GraphWeights], several: Collection[Tensor]
 ) -> None:
-    """Add the weight gradients to the weights' `grad`.
+    """Add the weight gradients of Linears and of other modules to the weights' `grad`.
 
-    Args:
-        linears: those of Linears.
-        graphs: those of other modules.
-        several: the weights of which several of these have a gradient, see `used_several_times`.
-            Their gradients are added up first, as by autograd.
+    Those of weights of which several of these have a gradient (`used_several_times`) are added up first, as by
+    autograd.
     """
     before = {weight: weight.grad for weight in several}
     for weight in several:

@@ -47,10 +47,7 @@ class Forecast(NamedTuple):
 def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, backend: str, replicas: int = 1) -> Costs:
     """Return the costs of a workload's stages, in milliseconds, while all ranks compute.
 
-    Args:
-        kinds: the kind of each layer of the model.
-        backend: the transport; the profile's first one if it does not have it.
-        replicas: over which the stages' gradients are summed.
+    `kinds` has the kind of each layer of the model. If the profile lacks the transport `backend`, its first one counts.
     """
     schedule, sizes = workload.schedule, workload.layers
     rows = sum(workload.rows) / len(workload.rows)
@@ -117,13 +114,11 @@ def forecast(
     replicas: int = 1,
     device: DeviceSettings | None = None,
 ) -> Forecast:
-    """Return the prediction of a run on a machine of the profile's kind.
+    """Return the prediction of a run, in which `replicas` run the workload, on a machine of the profile's kind.
 
     Args:
         kinds: the kind of each layer of the model.
-        workload: what one replica runs.
         batch: as in `Ranks`.
-        replicas: how many run it.
         device: an emulated device if every rank has a device like that of the profile; None: ranks share the cores.
     """
     rows = sum(workload.rows) / len(workload.rows)
@@ -166,11 +161,7 @@ def last_ends(schedule: Schedule, spans: Spans, costs: Costs) -> dict[int, float
 
 
 def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: tuple[float, float]) -> list[float]:
-    """Return each rank's peak: weights, the optimizer's state, the batch, gradients, activations and mailboxes.
-
-    Args:
-        batch: as in `Ranks`.
-    """
+    """Return each rank's peak: weights, the optimizer's state, the batch, gradients, activations and mailboxes."""
     return [peak / MIB for peak in Ranks(workload, layers, batch).peaks(workload.layers)]
 
 

@@ -115,9 +115,8 @@ class Profile:
     ) -> LayerTimes:
         """Return the times of one layer.
 
-        Args:
-            shares: name of `TIMES` -> what ran before -> the share of the actions that follow it.
-            keeps: whether a forward keeps its activations.
+        `shares` is name of `TIMES` -> what ran before -> the share of the actions that follow it; `keeps` tells whether
+        a forward keeps its activations.
         """
         times = {name: self._time(name, values, rows) for name, values in self.layers[kind].items()}
         for name, own in shares.items():

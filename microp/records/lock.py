@@ -43,14 +43,10 @@ class LockedError(RuntimeError):
 
 @contextmanager
 def hold(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
-    """Hold the lock of a folder, which is made if it is missing, also if it is removed while this process waits.
+    """Hold the lock of a run's or a sweep's folder, which is made if it is missing, also if it goes meanwhile.
 
-    Args:
-        folder: a run's folder, or that of a sweep.
-        waiting: called once for each other process that is waited for, with its name; None: do not wait.
-
-    Yields:
-        whether the lock is held; False if the file system has no locks.
+    `waiting` is called once for each other process that is waited for, with its name; None: do not wait. Yields whether
+    the lock is held; False if the file system has no locks.
 
     Raises:
         LockedError: another process holds the lock, and `waiting` is None.

@@ -346,9 +346,7 @@ def read_errors(attempt: Path) -> list[Row]:
 def json_lines(path: Path, wanted: Callable[[int], bool] = lambda _: True) -> Iterator[Row]:
     """Yield the rows of a file, without a last line that was cut short, after checking the version of the first row.
 
-    Args:
-        path: the file.
-        wanted: whether a line is read, by its number from 0; the first line always is.
+    `wanted` tells whether a line is read, by its number from 0; the first line always is.
 
     Raises:
         RecordError: a newer microp wrote the file, or a whole line is no row.

@@ -46,12 +46,9 @@ class Cells(NamedTuple):
 
 
 def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, columns: int) -> list[Cells]:
-    """Return the characters of one rank, `columns` in all.
+    """Return the characters of one rank, `columns` in all; `place` tells where a time lies.
 
-    Args:
-        spans: the spans of one step, of all ranks.
-        sums: the reductions over the replicas, of all ranks; drawn where the rank runs no action.
-        place: where a time lies.
+    The spans of one step and the sums are those of all ranks. A sum is drawn where the rank runs no action.
     """
     bounds = [*spans.first.tolist(), len(spans)]
     at = int(np.searchsorted(spans.rank[spans.first], rank))

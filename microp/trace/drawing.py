@@ -50,16 +50,12 @@ def figure(
     sums: Mapping[str, Sequence[Reduction]] | None = None,
     endings: Sequence[str] = ENDINGS,
 ) -> list[Path]:
-    """Draw timelines one above the other on a common time axis, each from its first start.
+    """Draw timelines one above the other on a common time axis, each from its first start; return the files.
 
     Args:
         panels: name -> spans, e.g. `predicted` and `measured`.
-        path: the files' path without an ending.
+        path: the files' path without an ending, of which each kind in `endings` is written.
         sums: name -> the reductions over the replicas, drawn as thin bars below the actions.
-        endings: the kinds of files that are written.
-
-    Returns:
-        The paths of the files.
     """
     drawn = sheet(panels, title, scale, sums)
     files = [path.with_name(f"{path.name}.{ending}") for ending in endings]
@@ -121,12 +117,10 @@ def _style() -> AbstractContextManager[Any]:
 
 
 def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction] = (), until: Any = None) -> None:
-    """Draw spans on a matplotlib axis, with the numbers of their microbatches where these fit.
+    """Draw spans on a matplotlib axis, with the numbers of their microbatches where these fit, and the sums below them.
 
-    Args:
-        unit: the length of the axis' unit of time.
-        sums: the reductions over the replicas, drawn below the actions.
-        until: the time that the axis shows, from the first start; None for the whole of these spans.
+    `unit` is the length of the axis' unit of time; `until` the time that it shows, from the first start; None: all of
+    it.
     """
     begin = min(span.start for span in spans)
     until = _length(spans, sums) if until is None else until

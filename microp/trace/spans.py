@@ -160,9 +160,7 @@ def column_type(values: Iterable[Any], bound: Any) -> type:
 class StepTrace:
     """One rank's timestamps of a step, which become spans on first use, after the step.
 
-    Args:
-        marks: three per action: when it began to wait, started and ended.
-        read: converts marks into nanoseconds (`Device.read`).
+    `marks` are three per action: when it began to wait, started and ended; `read` makes nanoseconds of them.
     """
 
     def __init__(self, actions: Actions, marks: Sequence[Any], read: Callable[[Sequence[Any]], list[int]]) -> None:

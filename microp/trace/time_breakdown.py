@@ -46,12 +46,8 @@ def account(
 ) -> dict[int, dict[str, int]]:
     """Return, for each rank, the nanoseconds of each of `KINDS`; they add up to the step's wall time.
 
-    The cost is linear in the number of spans.
-
-    Args:
-        spans: all ranks' spans of the step.
-        clocks: rank -> its clock, for each rank to return.
-        wall: the step's begin and end; None takes them from `clocks`.
+    The spans are those of all ranks; `clocks` is rank -> its clock, for each rank to return; `wall` is the step's begin
+    and end, and None takes them from `clocks`. The cost is linear in the number of spans.
     """
     spans = as_spans(spans)
     ends: dict[Action, int] = {}

@@ -55,7 +55,6 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_
     """Start one process per rank, and return when all have ended.
 
     Args:
-        job: the job to run.
         attempt: the folder into which ranks write; elastic writes their output into `logs/`.
         shutdown_s: the time that the other ranks have to end after one has ended, in seconds.
         entry: what each rank runs, (job, comms, local rank, attempt) -> any picklable value.
