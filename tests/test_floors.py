@@ -31,7 +31,6 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
     "wandb": {"mirror"},
     "wandb_workspaces": {"mirror"},
     "matplotlib": {"trace.drawing"},
-    "PIL": {"trace.picture"},
     "seaborn": set(),
     "ortools": {"orders"},
     "rich": {"terminal"},
@@ -149,7 +148,7 @@ def test_what_each_package_loads_when_it_is_imported_alone():
     not_wanted = {
         **{key: {"torch", "pandas", "wandb", "matplotlib", "hydra"} for key in WITHOUT_TORCH},
         **{key: {"torch", "wandb", "matplotlib"} for key in COMPOSES},
-        "worker": {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "PIL", "rich"},  # every rank imports it
+        "worker": {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "rich"},  # every rank imports it
         "run": {"hydra", "torch", "pandas", "numpy"},  # likewise, by name
     }
     for module, names in not_wanted.items():

@@ -15,8 +15,6 @@ from torch import Tensor
 from microp.comms.heartbeat import Heartbeats
 from microp.comms.waiting import Countdown
 
-REDUCTIONS = ("sum", "product", "min", "max")
-
 
 class Pending(Protocol):
     """A transfer that has been started."""
@@ -26,7 +24,7 @@ class Pending(Protocol):
 
         Raises:
             TimeoutError: the peer did not send or receive in time.
-            ConnectionError: the peer has ended, or it sent a different number of bytes.
+            ConnectionError: the peer has ended, or it sent a different number of bytes, which gloo does not see.
         """
 
 
@@ -54,10 +52,8 @@ class Outbox(Protocol):
     def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
         """Start to send `tensor`, which must not be written before `finish()`.
 
-        Args:
-            tensor: the tensor to send.
-            leaves_ns: the `perf_counter_ns` that counts as the time of sending, if the transport
-                `stamps`; 0 if the receiver does not ask for it.
+        `leaves_ns` is the `perf_counter_ns` that counts as the time of sending, if the transport `stamps`; 0 if the
+        receiver does not ask for it.
         """
 
     @property
@@ -209,20 +205,12 @@ class Comms(ABC):
         self.isend_tensor(tensor, dest, tag).wait()
 
     def recv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Receive a tensor of `shape` from rank `src` and return it.
-
-        Raises:
-            ConnectionError: the message has a different size.
-        """
+        """Receive a tensor of `shape` from rank `src` and return it."""
         return self.irecv_tensor(shape, src, tag, dtype).wait()
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Reduce `tensor` over all ranks in place with `sum`, `product`, `min` or `max`; return it.
-
-        Raises:
-            ValueError: `op` is not one of `REDUCTIONS`.
-        """
+        """Reduce `tensor` over all ranks in place with `sum` or `max`; return it."""
 
     def iall_reduce(self, tensor: Tensor) -> Sum:
         """Start to sum `tensor` over all ranks in place; it must not be read or written before `wait()`.
@@ -305,9 +293,3 @@ def view_of(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def ended_now(tensor: Tensor) -> int:
     """Return the present `perf_counter_ns` as the end of a sum; 0 for a GPU's tensor, whose sum has been enqueued."""
     return 0 if tensor.is_cuda else perf_counter_ns()
-
-
-def check_reduction(op: str) -> None:
-    """Raise ValueError unless `op` is one of `REDUCTIONS`."""
-    if op not in REDUCTIONS:
-        raise ValueError(f"op={op!r} is not a reduction: use one of {', '.join(REDUCTIONS)}")

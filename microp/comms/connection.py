@@ -49,22 +49,14 @@ class Unsent:
 
 
 class Connection:
-    """One rank's end of a connection.
-
-    Args:
-        stream: the connected socket; this object closes it.
-        peer: what messages call the other rank.
-
-    Attributes:
-        mailboxes: tag -> the mailbox of the messages that come from the other rank.
-    """
+    """One rank's end of a connection, whose socket it closes; messages call the other rank `peer`."""
 
     def __init__(self, stream: socket.socket, peer: str) -> None:
         stream.setblocking(False)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream, self._peer = stream, peer
         self.fileno, self.close = stream.fileno, stream.close
-        self.mailboxes: dict[int, Mailbox] = {}
+        self.mailboxes: dict[int, Mailbox] = {}  # tag -> the mailbox of the messages that come from the other rank
         self._unsent: deque[Unsent] = deque()
         self._header = memoryview(bytearray(_HEADER.size))
         self._rest = self._header  # where the next bytes go
@@ -77,12 +69,7 @@ class Connection:
         return bool(self._unsent)
 
     def send(self, header: bytes, data: Any, owner: object) -> Unsent | None:
-        """Send a message; return it if the system did not take all of it.
-
-        Args:
-            header: the `header` of the message.
-            data: the memory with the data.
-            owner: an object that keeps this memory.
+        """Send a message, whose memory `owner` keeps; return it if the system did not take all of it.
 
         Raises:
             ConnectionError: the other rank has ended.

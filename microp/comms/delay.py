@@ -47,13 +47,10 @@ class Pacer:
     The time that the host overslept does not count as device time: the next action begins when
     the last one ended, or when its input arrived if that was later. The time that an engine
     spends between two actions counts.
-
-    Attributes:
-        late_ns: the nanoseconds by which the last wait overslept; 0 once an action has begun.
     """
 
     def __init__(self) -> None:
-        self.late_ns = 0
+        self.late_ns = 0  # by how much the last wait overslept; 0 once an action has begun
         if sys.platform == "linux":  # which by default wakes this thread up to 50 µs after the end of a sleep
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 

@@ -84,19 +84,14 @@ class Beat(NamedTuple):
 
 
 class Heartbeats:
-    """The lines of all ranks of one launch.
+    """The lines of all `count` ranks of one launch.
 
-    Args:
-        count: the number of ranks of all pipelines.
-        path: the memory that another process has made with `shared`; None for memory of this process and its threads.
-
-    Attributes:
-        hosts: the hosts of the ranks, if they are several; nothing is known of a rank on another host.
+    `path` is the memory that another process has made with `shared`; None for memory of this process and its threads.
     """
 
     def __init__(self, count: int, path: str | None = None) -> None:
         self.count, self.path = count, path
-        self.hosts: Hosts | None = None
+        self.hosts: Hosts | None = None  # if they are several; nothing is known of a rank on another host
         descriptor = -1 if path is None else os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._memory = mmap.mmap(descriptor, count * WORDS * 8)
         self._words = memoryview(self._memory).cast("q")
@@ -153,8 +148,7 @@ def trail(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> str:
 
         which waits for 0F3 from rank 0, which has been in 0F3 for 12.3 s
 
-    Returns:
-        relative clauses that follow the rank's name; empty if nothing is known of it.
+    The clauses follow the rank's name; they are empty if nothing is known of it.
     """
     text = ""
     for waiting in _chain(heartbeats, schedule, world_rank):
@@ -181,8 +175,6 @@ def awaited_rank(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) ->
         if source is None or schedule.placement[source.stage] == world_rank % ranks:
             return None
         return world_rank - world_rank % ranks + schedule.placement[source.stage]
-    if beat.place == Place.SENDING:
-        return _receiver(heartbeats, schedule, world_rank)
     if beat.place not in _MEETINGS:
         return None
     others = {rank: heartbeats.read(rank) for rank in range(heartbeats.count)}
@@ -202,16 +194,3 @@ def _chain(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> list[
     while (other := awaited_rank(heartbeats, schedule, ranks[-1])) is not None and other not in ranks:
         ranks.append(other)
     return ranks
-
-
-def _receiver(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> int | None:
-    """Return the first rank that has not begun an action which takes what a rank has sent; None if all have."""
-    rank = world_rank % len(schedule.ranks)
-    for action in schedule.ranks[rank]:
-        consumer = schedule.consumers.get(action)
-        if consumer is None or (dest := schedule.placement[consumer.stage]) == rank:
-            continue
-        place = heartbeats.read(world_rank - rank + dest).place
-        if place == Place.STEPPING or 0 <= place <= 2 * schedule.ranks[dest].index(consumer):
-            return world_rank - rank + dest
-    return None

@@ -18,16 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, check_reduction, mailbox_sizes, view_of
+from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, mailbox_sizes, view_of
 
 
 class StagedComms(OverComms):
     """A transport between ranks whose tensors are on a GPU, over one that moves CPU tensors.
 
-    Args:
-        inner: the transport that moves the copies.
-        device: the GPU of this rank.
-        gpu: what has the GPU's events, by the names of `torch.cuda`.
+    `gpu` is what has the GPU's events, by the names of `torch.cuda`.
     """
 
     def __init__(self, inner: Comms, device: torch.device, gpu: Any = torch.cuda) -> None:
@@ -73,7 +70,6 @@ class StagedComms(OverComms):
         return _Receiver(self, self._inner.inbox(shape, src, tag, dtype), host)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        check_reduction(op)
         host = self.to_host(tensor, self._pin(tensor.shape, tensor.dtype))
         return tensor.copy_(self._inner.all_reduce(host, op))
 

@@ -105,12 +105,7 @@ def _post(inboxes: Iterable[Inbox]) -> None:
 
 
 class Ring:
-    """Runs ring sums one after the other in a separate thread, while the rank computes.
-
-    Args:
-        comms: the transport between the ranks.
-        nbytes: the size of the largest tensor in bytes.
-    """
+    """Runs ring sums, of tensors of up to `nbytes`, one after the other in a thread, while the rank computes."""
 
     def __init__(self, comms: Comms, nbytes: int) -> None:
         self._comms = comms

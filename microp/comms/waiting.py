@@ -22,7 +22,6 @@ Ctrl-Z stops all ranks, but no clock. A wait is therefore divided into ticks, of
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +30,8 @@ from pathlib import Path
 from threading import Condition
 from time import perf_counter_ns
 
+from microp.system import process_started
+
 LONG_NS = 2_000_000  # a shorter wait never sleeps
 SHORT_NS = 50_000  # about the time of one wake-up
 DELAYED = 0.04
@@ -38,24 +39,19 @@ CROWDED = 0.5
 MEMORY_NS = 0.25e9
 DELAYS = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds without one, number of turns
 TICK_S = 0.25
-_ENDED = ("Z", "X")  # a zombie, which its parent has not waited for, has ended
-_EXITING = 0x4  # in the flags: PF_EXITING of Linux's sched.h
 
 
 class Patience:
     """One rank's estimate of how much the cores are wanted.
 
-    Args:
-        ranks: the ranks of the launch; with more ranks than cores a wait never spins.
-        delays: this thread's file of delays; on a system without it every spin is short.
-
-    Attributes:
-        spin_ns: how long a wait spins before it sleeps.
-        has_waited: whether the rank has waited for a message since the last look; set by those who wait.
+    With more ranks in the launch than cores a wait never spins. Without this thread's file of delays every spin is
+    short.
     """
 
     def __init__(self, ranks: int, delays: Path = DELAYS) -> None:
-        self.spin_ns, self.has_waited, self._file = 0, False, None
+        self.spin_ns = 0  # how long a wait spins before it sleeps
+        self.has_waited = False  # whether the rank has waited for a message since the last look; set by those who wait
+        self._file = None
         if ranks <= len(os.sched_getaffinity(0)):
             self.spin_ns = SHORT_NS
             with suppress(OSError):
@@ -108,22 +104,6 @@ class Countdown:
         return True
 
 
-def process_state(pid: int) -> str | None:
-    """Return the letter by which Linux names the state of a process, such as R, S, T; None if it has ended.
-
-    A process that has begun to end has ended: the system closes its connections before it makes it a zombie.
-    On other systems a process that exists is in state R.
-    """
-    try:
-        if sys.platform != "linux":
-            os.kill(pid, 0)
-            return "R"
-        letter, _, _, _, _, _, flags, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):  # it ended, perhaps between opening and reading
-        return None
-    return None if letter in _ENDED or int(flags) & _EXITING else letter
-
-
 def is_alive(pid: int) -> bool:
     """Return whether process `pid` runs."""
-    return process_state(pid) is not None
+    return process_started(pid) is not None

@@ -28,32 +28,18 @@ from typing import Any
 
 from microp.mirror.content import Charts, run_summary, steps_table
 from microp.mirror.files import SUMMARY, completed, files_of, wandb_names, wandb_uid
-from microp.records import (
-    RUNNING,
-    check_attempt,
-    read_env,
-    read_spans,
-    read_status,
-    read_summary,
-    traced_schedule,
-    write_json,
-)
+from microp.records import RUNNING, check_attempt, read_env, read_status, read_summary, read_traced_step, write_json
 from microp.settings import TrackingSettings
-from microp.simulator import replay
-from microp.trace import MOMENTS, picture
+from microp.trace import DRAWN, MOMENTS, figure
 
 SPAN = ("rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS))
 POLL_S = 2.0  # between two looks at the rows; seldom, because the ranks need the cores
 
 
 def mirror(attempt: Path, settings: TrackingSettings, folder: Path, *, follow: bool = False) -> list[str]:
-    """Make or complete the W&B runs of an attempt that are not complete yet.
+    """Make or complete the W&B runs of an attempt that are not complete yet; W&B's files go to `folder/wandb`.
 
-    Args:
-        attempt: the attempt's folder.
-        settings: the mode, project, entity, tags and system metrics.
-        folder: W&B's files are written to `folder/wandb`.
-        follow: as long as the attempt runs, log its rows as they are written.
+    With `follow`, as long as the attempt runs, its rows are logged as they are written.
 
     Returns:
         the names of the W&B runs that were completed now: `rank0`, ..., `summary`.
@@ -185,15 +171,15 @@ class WandbRun:
         if rows := [row for of_rank in self._charts.rows for row in of_rank]:
             columns, lines = steps_table(rows)
             exhibits["steps"] = wandb.Table(list(columns), list(lines))
-        with tempfile.NamedTemporaryFile(suffix=".png") as file:
-            if spans := read_spans(self._attempt):
-                begin = min(spans.start)
+        with tempfile.TemporaryDirectory() as folder:
+            if step := read_traced_step(self._attempt, summary):
+                spans = step.panels["measured"]
+                begin = min(span.start for span in spans)
                 lines = [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in spans]
                 exhibits["spans"] = wandb.Table(list(SPAN), list(lines))
-                # a failed attempt may have the trace of only some ranks, which cannot be replayed
-                order = traced_schedule(self._attempt, spans, summary["schedule"]) if summary["time_ms"] else None
-                picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
-                exhibits["timeline"] = wandb.Image(file.name)
+                if sum(map(len, step.panels.values())) <= DRAWN:
+                    [file] = figure(step.panels, "", Path(folder) / "timeline", sums=step.sums, endings=["png"])
+                    exhibits["timeline"] = wandb.Image(str(file))
             if exhibits:
                 at = {"_timestamp": self._logged[-1]["_timestamp"]} if self._logged else {}
                 self._run.log(exhibits | at)

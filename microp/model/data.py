@@ -39,11 +39,7 @@ def open_batches(
 
 
 def open_data(settings: DataSettings, rows: int, context: int, seed: int) -> Windows:
-    """Return a function that returns the batch of a given step.
-
-    Args:
-        context: the number of input tokens per row.
-    """
+    """Return a function that returns the batch of a given step, with `context` input tokens per row."""
     windows = None
     if isinstance(settings, TextSettings | TokenSettings):  # every row that can be drawn, as a view of the corpus
         windows = np.lib.stride_tricks.sliding_window_view(_corpus(settings), context + 1)

@@ -31,14 +31,10 @@ _LOWERED = 0.05  # the same for types of 16 bits, and under autocast
 
 
 def choose_division(split: SplitBackward, layer: nn.Module, sample: Tensor, run: Run) -> bool:
-    """Divide the backward of a layer by its parts, or as one if only that gives the full backward.
+    """Divide the backward of a layer by its parts, or as one if only that gives the full backward; return which.
 
-    Args:
-        sample: an input of a few rows.
-        run: returns what a layer makes of an input, with the same random numbers in each call.
-
-    Returns:
-        Whether it is divided by its parts.
+    `sample` is an input of a few rows; `run` returns what a layer makes of an input, with the same random numbers each
+    time.
 
     Raises:
         ValueError: either way gives other gradients, or fails.

@@ -35,11 +35,9 @@ _MOST_VOCABULARY = _MOST_CONTEXT = 1_000_000
 
 
 def inspect_layers(made: Layers, code: str) -> LayerFacts:
-    """Run the layers and return what is known of them.
+    """Run the layers, all on the CPU or all on the meta device, and return what is known of them.
 
-    Args:
-        made: the layers, all on the CPU, or all on the meta device.
-        code: the digest of the function's source file.
+    `code` is the digest of the function's source file.
 
     Raises:
         ValueError: something does not fit; what follows `<function> returns`.
@@ -229,10 +227,8 @@ def _form(layer: nn.Module) -> Iterator[Any]:
 def layer_work(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> tuple[LayerWork, ...]:
     """Return the operations of each layer's forward per row, and the weights that it reads: all but embeddings.
 
-    Nothing is returned if torch's counter cannot run a layer, for example one that computes gradients in its forward.
-
-    Args:
-        inputs: what enters each of them; the first size is the rows.
+    The first size of each input is the rows. Nothing is returned if torch's counter cannot run a layer, for example one
+    that computes gradients in its forward.
     """
     try:
         return tuple((_flops(layer, x) / len(x), _read(layer)) for layer, x in zip(layers, inputs, strict=True))

@@ -74,8 +74,7 @@ def generator_states() -> tuple[Any, ...]:
 def seeded(seed: int) -> Iterator[Callable[[], bool]]:
     """Let torch's, numpy's and Python's own generators begin with a seed; afterwards they are as they were.
 
-    Yields:
-        A function that returns whether one of them has been drawn from, while they are seeded or later.
+    Yields a function that returns whether one of them has been drawn from, while they are seeded or later.
     """
     before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
     _seed_generators(seed)
@@ -91,11 +90,7 @@ def seeded(seed: int) -> Iterator[Callable[[], bool]]:
 
 
 class Reseeded(Random):
-    """Seeds the generators of torch, numpy and Python before each forward of a layer that draws from one.
-
-    Args:
-        layer: the layer; the names of its weights stay as they are.
-    """
+    """Seeds the generators of torch, numpy and Python before each forward of a layer that draws from one."""
 
     def __init__(self, layer: nn.Module, seed: int) -> None:
         self._seed = seed

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 
 class Past:
-    """The keys and values of one attention: those of the slices so far, and the gradients that later slices give back.
+    """The keys and values of the slices so far of one attention, and the gradients that later slices give back.
 
-    Args:
-        slices: the number of slices of a row; they are of the same length.
+    The `slices` of a row are of the same length.
     """
 
     def __init__(self, slices: int) -> None:
@@ -84,15 +83,10 @@ class Past:
 
 
 class Sliced(nn.Module):
-    """A module that may be given a row of tokens in slices.
+    """A module that may be given a row of tokens in slices."""
 
-    Attributes:
-        slices: the number of slices of a row; 1: the row is whole.
-        unit: the slice that the next forward is given, as for `Past.attend`.
-    """
-
-    slices = 1
-    unit = 0
+    slices = 1  # of a row; 1: the row is whole
+    unit = 0  # the slice that the next forward is given, as for `Past.attend`
 
     def divide_rows(self, slices: int) -> None:
         """Expect `slices` slices of each row from now on."""

@@ -40,20 +40,14 @@ from microp.model.weight_gradients import (
 
 
 class Deferred:
-    """The data of one microbatch that its forward keeps for B, and B for W.
-
-    Attributes:
-        forwards: of each forward of a Linear before its B: its weights, its input with the version of it (to
-            detect a later write), and its output in the graph.
-        linears: the weight gradients of Linears that W has to compute.
-        graphs: those of other modules.
-        read_elsewhere: the weights that were read by another module than their owner, with their gradients.
-    """
+    """The data of one microbatch that its forward keeps for B, and B for W."""
 
     def __init__(self) -> None:
-        self.linears: list[LinearWeights] = []
-        self.graphs: list[GraphWeights] = []
+        self.linears: list[LinearWeights] = []  # the weight gradients of Linears that W has to compute
+        self.graphs: list[GraphWeights] = []  # those of other modules
+        # the weights that were read by another module than their owner, with their gradients
         self.read_elsewhere: list[tuple[Tensor, Tensor]] = []
+        # of each forward of a Linear before its B: its weights, its input, the input's version, its output in the graph
         self.forwards: list[tuple[Weights, Tensor, int, GradientEdge]] = []
         self._owners: list[int] = []  # the owners of the weights of the last W
         self._several: list[Tensor] = []  # the weights that several of them own
@@ -127,16 +121,12 @@ def run_together(several: Sequence[Deferred]) -> None:
 class SplitBackward:
     """Makes layers divide their backward while `deferred` is set.
 
-    Args:
-        layers: the layers. Each of the outermost modules below them that own weights is divided as a unit.
-
-    Attributes:
-        anchor: makes results require a gradient even if no input does, so that B reaches the small graphs.
-        weights: the weights of all layers that are trained.
+    Each of the outermost modules below the layers that own weights is divided as a unit.
     """
 
     def __init__(self, layers: Iterable[nn.Module], is_lowered: bool = False) -> None:
         self.deferred: Deferred | None = None
+        # makes results require a gradient even if no input does, so that B reaches the small graphs
         self.anchor = torch.empty(0, requires_grad=True)
         self.is_lowered = is_lowered
         self._before: dict[nn.Module, Any] = {}  # a divided module -> the forward of its own that it had, or None
@@ -286,10 +276,8 @@ def _product_input(x: Tensor) -> Tensor:
 class _Call:
     """One forward of a module that is not a plain Linear, with its small graph.
 
-    Attributes:
-        tensors: the distinct tensors among its arguments, in any nesting.
-        leaves: their copies, from which the small graph is recorded.
-        constants: the indices of the results that are tensors without a gradient.
+    `tensors` are the distinct tensors among its arguments, in any nesting; `leaves` their copies, from which the small
+    graph is recorded; `constants` the indices of the results that are tensors without a gradient.
     """
 
     def __init__(

@@ -38,33 +38,22 @@ from microp.settings import AS_WRITTEN, Checkpointing, Computing
 class Batch(NamedTuple):
     """The data of a step that a stage gets from outside the pipeline: one tensor per microbatch.
 
-    Attributes:
-        step: the step's index.
-        inputs: for the first stage, (rows, context) int64 per microbatch; else None.
-        targets: for the last stage, (rows, context) int64 per microbatch; else None.
-        weights: each microbatch's share of the batch's rows. It is the gradient of the microbatch's loss, so that
-            the gradients add up to the gradient of the batch's mean loss.
-        first: the index of this replica's first microbatch in the whole batch.
+    A microbatch's weight is the gradient of its loss, so that the gradients add up to that of the batch's mean loss.
     """
 
-    step: int
-    inputs: Sequence[Tensor] | None
-    targets: Sequence[Tensor] | None
-    weights: Sequence[float]
-    first: int = 0
+    step: int  # the step's index
+    inputs: Sequence[Tensor] | None  # for the first stage, (rows, context) int64 per microbatch; else None
+    targets: Sequence[Tensor] | None  # for the last stage, the same; else None
+    weights: Sequence[float]  # each microbatch's share of the batch's rows
+    first: int = 0  # the index of this replica's first microbatch in the whole batch
 
 
 class _Held(NamedTuple):
-    """One segment of one microbatch between its forward and its backward.
-
-    Attributes:
-        input: the tensor that entered it.
-        root: its output's node in the graph; None if it is recomputed, or has no gradient.
-    """
+    """One segment of one microbatch between its forward and its backward."""
 
     segment: int
-    input: Tensor
-    root: GradientEdge | None
+    input: Tensor  # the tensor that entered it
+    root: GradientEdge | None  # its output's node in the graph; None if it is recomputed, or has no gradient
     is_recomputed: bool
 
 
@@ -76,12 +65,6 @@ class Stage:
         loss: on the model's last stage, (output, targets) -> mean loss.
         divided: the microbatches whose backward is divided into I and W.
         slices: the number of units, along the sequence, that a microbatch is; a microbatch is a unit then.
-
-    Attributes:
-        autocast: what encloses every forward and recomputation.
-        losses: microbatch -> its mean loss, on the last stage.
-        kept: microbatch -> what its forward has kept for its backward.
-        recomputations: the marks at the start and the end of each recomputation of this step, one after the other.
     """
 
     def __init__(
@@ -97,12 +80,12 @@ class Stage:
         slices: int = 1,
     ) -> None:
         self.layers = nn.ModuleList(layers)
-        self.losses: dict[int, Tensor] = {}
+        self.losses: dict[int, Tensor] = {}  # microbatch -> its mean loss, on the last stage
         self._loss_gradients: dict[float, Tensor] = {}  # a share of the batch's rows -> the same as a tensor
-        self.kept: dict[int, list[_Held]] = {}
-        self.recomputations: list[Any] = []
+        self.kept: dict[int, list[_Held]] = {}  # microbatch -> what its forward has kept for its backward
+        self.recomputations: list[Any] = []  # the marks at the start and the end of each in this step, in turn
         self._mark, self._computing, self._device = mark, computing, device
-        self.autocast = open_autocast(computing, device)
+        self.autocast = open_autocast(computing, device)  # encloses every forward and recomputation
         self._loss, self._checkpointing, self._chunks = loss, checkpointing, chunks
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
         self._random = list(random_parts(self.layers))
@@ -122,9 +105,7 @@ class Stage:
     def divide(self, samples: Sequence[Tensor], indices: Sequence[int]) -> None:
         """Divide the backward of each layer in the quickest way that gives the full backward.
 
-        Args:
-            samples: for each layer an input of a few rows.
-            indices: the layers' places in the model.
+        `samples` has an input of a few rows for each layer, `indices` its place in the model.
 
         Raises:
             ValueError: a layer gives other gradients if its backward is divided.
@@ -210,9 +191,7 @@ class Stage:
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor:
         """Run the layers on one microbatch.
 
-        Args:
-            microbatch: the index.
-            x: the previous stage's activation; None on the first stage, which uses the batch's input.
+        `x` is the previous stage's activation; None on the first stage, which uses the batch's input.
 
         Returns:
             The activation for the next stage, in memory of its own; on the last stage the loss.
@@ -248,9 +227,7 @@ class Stage:
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """Run the full backward, or only the input's gradient if the microbatch's backward is divided.
 
-        Args:
-            microbatch: the index; its forward has been run.
-            gradient: the gradient of the output; None on the last stage, whose output is the loss.
+        `gradient` is that of the output; None on the last stage, whose output is the loss.
 
         Returns:
             The gradient of the stage's input, in memory of its own; None on the first stage.

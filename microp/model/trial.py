@@ -36,22 +36,14 @@ _TRY_S = 1.0  # seconds that all layers may take for that
 
 
 class Trial:
-    """One forward of all layers, each checked.
-
-    Attributes:
-        is_real: whether the tensors have numbers.
-        inputs: the input of the first layer.
-        targets: the targets of the loss.
-        outputs: what each layer makes.
-        random: the layers that draw random numbers.
-    """
+    """One forward of all layers, each checked."""
 
     def __init__(self, layers: Sequence[nn.Module], made: Layers, rows: int) -> None:
         self._layers, self._made = layers, made
         device = device_of(layers)
-        self.is_real = device.type != "meta"
-        self.outputs: list[Tensor] = []
-        self.random: list[int] = []
+        self.is_real = device.type != "meta"  # whether the tensors have numbers
+        self.outputs: list[Tensor] = []  # what each layer makes
+        self.random: list[int] = []  # the layers that draw random numbers
         self.inputs, self.targets = (tensor.to(device) for tensor in rows_for_trial(made, rows))
         x = self.inputs
         for index in range(len(layers)):

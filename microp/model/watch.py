@@ -16,25 +16,17 @@ _PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.bad
 
 
 class Watch(TorchDispatchMode):
-    """Watches the operations of a layer or a loss.
-
-    Attributes:
-        draws: whether one draws random numbers.
-        weights: the weights that they read.
-        memory: where the memory is that they read or write; nothing without numbers.
-        written: where the memory is into which they write.
-        made: the ids of the tensors that they made, which live as long as this object.
-        vocabulary: the number of different tokens that are embedded; None if none are.
-    """
+    """Watches the operations of a layer or a loss."""
 
     def __init__(self, entered: Tensor) -> None:
         super().__init__()
-        self._entered, self.draws = entered, False
-        self.vocabulary: int | None = None
-        self.weights: dict[nn.Parameter, None] = {}
-        self.made: dict[int, Tensor] = {}
-        self.memory: set[int] = set()
-        self.written: set[int] = set()
+        self._entered = entered
+        self.draws = False  # whether one draws random numbers
+        self.vocabulary: int | None = None  # the number of different tokens that are embedded; None if none are
+        self.weights: dict[nn.Parameter, None] = {}  # that they read
+        self.made: dict[int, Tensor] = {}  # by their ids, so that these stay theirs
+        self.memory: set[int] = set()  # where they read or write; nothing without numbers
+        self.written: set[int] = set()  # where they write
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

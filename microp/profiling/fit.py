@@ -84,10 +84,8 @@ class _Ratios:
 def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequence[int]) -> Fitted:
     """Return the times of each kind of layer.
 
-    Args:
-        together: the samples of cases in which several ranks computed.
-        alone: the samples of cases with one rank, which holds all layers; at some numbers of rows.
-        kinds: the kind of each layer of the model.
+    `together` are the samples of cases in which several ranks computed, `alone` those with one rank, which holds all
+    layers, at some numbers of rows; `kinds` has the kind of each layer of the model.
     """
     rows = tuple(sorted({sample.rows for sample in together}))
     every = sorted(set(kinds))
@@ -181,8 +179,7 @@ def _solve(
 ) -> dict[int, float]:
     """Return the time of a layer of each kind, and under -1 the fixed part; not negative.
 
-    Args:
-        known: the fixed part if it is known: only stages with neither the first nor the last layer show it.
+    `known` is the fixed part if it is known: only stages with neither the first nor the last layer show it.
     """
     lines, goal = [], []
     for sample in samples:
@@ -321,10 +318,8 @@ def row_factors(
 ) -> dict[str, tuple[float, ...]]:
     """Return, by op, the factor at each number of rows; none where there are no two places to draw a line through.
 
-    Args:
-        rows: the numbers of rows, ascending.
-        times: by op, the time at each of them.
-        places: the numbers of rows of a profile, at which the factor is 1; those within `rows` count.
+    `rows` ascend, `times` has by op the time at each of them; `places` are the numbers of rows of a profile, at which
+    the factor is 1; those within `rows` count.
     """
     inside = [place for place in places if rows[0] <= place <= rows[-1]]
     if len(inside) < 2:

@@ -35,30 +35,19 @@ from microp.trace import Spans, bubble_fraction, reductions
 
 
 class Forecast(NamedTuple):
-    """What is known of a run before it starts.
+    """What is known of a run before it starts; None for what is not."""
 
-    Attributes:
-        step_ms: the time of a step, with its optimizer.
-        bubble: idle over total time of the ranks, from the first start to the last end.
-        peak_memory_mib: each rank's peak of live tensors; None if it is not known.
-        source: where the times come from.
-        at_peak_ms: what the operations of a step would take if each rank reached the profile's peak, without a bubble.
-    """
-
-    step_ms: float | None
-    bubble: float | None
-    peak_memory_mib: list[float] | None
-    source: str
-    at_peak_ms: float | None = None
+    step_ms: float | None  # of a step, with its optimizer
+    bubble: float | None  # idle over total time of the ranks, from the first start to the last end
+    peak_memory_mib: list[float] | None  # each rank's peak of live tensors
+    source: str  # where the times come from
+    at_peak_ms: float | None = None  # of the operations of a step if each rank reached the profile's peak, no bubble
 
 
 def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, backend: str, replicas: int = 1) -> Costs:
     """Return the costs of a workload's stages, in milliseconds, while all ranks compute.
 
-    Args:
-        kinds: the kind of each layer of the model.
-        backend: the transport; the profile's first one if it does not have it.
-        replicas: over which the stages' gradients are summed.
+    `kinds` has the kind of each layer of the model. If the profile lacks the transport `backend`, its first one counts.
     """
     schedule, sizes = workload.schedule, workload.layers
     rows = sum(workload.rows) / len(workload.rows)
@@ -125,13 +114,11 @@ def forecast(
     replicas: int = 1,
     device: DeviceSettings | None = None,
 ) -> Forecast:
-    """Return the prediction of a run on a machine of the profile's kind.
+    """Return the prediction of a run, in which `replicas` run the workload, on a machine of the profile's kind.
 
     Args:
         kinds: the kind of each layer of the model.
-        workload: what one replica runs.
         batch: as in `Ranks`.
-        replicas: how many run it.
         device: an emulated device if every rank has a device like that of the profile; None: ranks share the cores.
     """
     rows = sum(workload.rows) / len(workload.rows)
@@ -174,11 +161,7 @@ def last_ends(schedule: Schedule, spans: Spans, costs: Costs) -> dict[int, float
 
 
 def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: tuple[float, float]) -> list[float]:
-    """Return each rank's peak: weights, the optimizer's state, the batch, gradients, activations and mailboxes.
-
-    Args:
-        batch: as in `Ranks`.
-    """
+    """Return each rank's peak: weights, the optimizer's state, the batch, gradients, activations and mailboxes."""
     return [peak / MIB for peak in Ranks(workload, layers, batch).peaks(workload.layers)]
 
 

@@ -45,89 +45,57 @@ class Machine(NamedTuple):
 
 
 class After(NamedTuple):
-    """How much longer an action takes because of what its rank ran before it; one value per number of rows.
+    """How much longer an action takes because of what its rank ran before it; one value per number of rows."""
 
-    Attributes:
-        added: milliseconds that do not depend on its layers.
-        factor: of the time of its layers.
-    """
-
-    added: tuple[float, ...]
-    factor: tuple[float, ...]
+    added: tuple[float, ...]  # milliseconds that do not depend on its layers
+    factor: tuple[float, ...]  # of the time of its layers
 
 
 class Transport(NamedTuple):
-    """The times of one transport, in milliseconds.
+    """The times of one transport, in milliseconds."""
 
-    Attributes:
-        latency: of a hop, the part that does not depend on the size.
-        per_mib: of a hop, per MiB.
-        overhead: the engine's own time per action.
-        overhead_per_mib: the same, per MiB of the tensor that is sent.
-    """
-
-    latency: float
-    per_mib: float
-    overhead: float
-    overhead_per_mib: float
+    latency: float  # of a hop, the part that does not depend on the size
+    per_mib: float  # of a hop, per MiB
+    overhead: float  # the engine's own time per action
+    overhead_per_mib: float  # the same, per MiB of the tensor that is sent
 
 
 @dataclass(frozen=True)
 class Profile:
     """A model's times and memory on one kind of machine.
 
-    Attributes:
-        machine: where it was measured.
-        date: when it was measured, in ISO form.
-        batch_size: the rows of the batches with which it was measured.
-        ranks: the number of ranks that computed at once.
-        rows: the numbers of rows at which times were measured, ascending.
-        layers: kind of layer -> name of `TIMES` -> milliseconds, one per number of rows.
-        fixed: name of `TIMES` -> the milliseconds of an action that do not depend on its layers, per number of rows.
-        after: name of `TIMES` -> what ran before (see `samples.before`) -> how that changes the time; what is lacking
-            changes nothing.
-        checkpointed: the factor of a forward that keeps only its input, per number of rows.
-        alone: the factor of a time while no other rank computes, per number of rows.
-        crowded: the factor of a rank's speed while more ranks compute than there are cores, beside its share of the
-            cores, per number of rows; below 1 because taking turns costs time.
-        transports: by name; torch's own pipeline runtime is one of them, since it has its own hops and its own time
-            between actions.
-        optimizer: milliseconds of a step of the optimizer: the fixed part, and per MiB of weights.
-        edges: milliseconds before a step's first action, and between its last action and the optimizer.
-        memory: `divided` or `undivided` (the backward) -> kind of layer -> its memory.
-        spread: name of `TIMES` -> (p90 - p10) / median over the steps, the median over all samples; None: not known.
-        optimizer_kind: whose steps were measured, see `OptimizerSettings.kind`.
-        computing: how the layers computed.
-        fine_rows: numbers of rows, also between those of `rows`.
-        row_factors: name of `TIMES` -> at each of these, the factor of a time that is interpolated between `rows`.
-        load: the machine's load average before the measurement; None: not known.
-        peak_gflops: what a rank reaches in a product of matrices, in 1e9 operations per second; None: not known.
+    Times are milliseconds; a tuple of them, or of factors, has one per number of rows. Names are those of `TIMES`.
     """
 
-    machine: Machine
+    machine: Machine  # where it was measured
     model: Mapping[str, Any]
-    date: str
-    batch_size: int
-    ranks: int
-    rows: tuple[float, ...]
-    layers: Mapping[int, Mapping[str, tuple[float, ...]]]
-    fixed: Mapping[str, tuple[float, ...]]
+    date: str  # when it was measured, in ISO form
+    batch_size: int  # the rows of the batches with which it was measured
+    ranks: int  # the number of ranks that computed at once
+    rows: tuple[float, ...]  # the numbers of rows at which times were measured, ascending
+    layers: Mapping[int, Mapping[str, tuple[float, ...]]]  # kind of layer -> name -> times
+    fixed: Mapping[str, tuple[float, ...]]  # name -> the times of an action that do not depend on its layers
+    # name -> what ran before (see `samples.before`) -> how that changes the time; what is lacking changes nothing
     after: Mapping[str, Mapping[str, After]]
-    checkpointed: tuple[float, ...]
-    alone: tuple[float, ...]
+    checkpointed: tuple[float, ...]  # the factor of a forward that keeps only its input
+    alone: tuple[float, ...]  # the factor of a time while no other rank computes
+    # the factor of a rank's speed while more ranks compute than there are cores, beside its share of the cores; below 1
+    # because taking turns costs time
     crowded: tuple[float, ...]
-    transports: Mapping[str, Transport]
-    optimizer: tuple[float, float]
-    edges: tuple[float, float]
-    memory: Mapping[str, Mapping[int, LayerMemory]]
+    transports: Mapping[str, Transport]  # by name; TORCH is one, with its own hops and its own time between actions
+    optimizer: tuple[float, float]  # of a step of the optimizer: the fixed part, and per MiB of weights
+    edges: tuple[float, float]  # before a step's first action, and between its last action and the optimizer
+    memory: Mapping[str, Mapping[int, LayerMemory]]  # DIVIDED or UNDIVIDED (the backward) -> kind of layer -> memory
+    # name -> (p90 - p10) / median over the steps, the median over all samples; None: not known
     spread: Mapping[str, float | None] = field(default_factory=dict)
     path: str = ""
-    optimizer_kind: str = ADAM.kind
-    computing: Computing = AS_WRITTEN
-    fine_rows: tuple[float, ...] = ()
+    optimizer_kind: str = ADAM.kind  # whose steps were measured, see `OptimizerSettings.kind`
+    computing: Computing = AS_WRITTEN  # how the layers computed
+    fine_rows: tuple[float, ...] = ()  # numbers of rows, also between those of `rows`
+    # name -> at each of these, the factor of a time that is interpolated between `rows`
     row_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    load: float | None = None
-    peak_gflops: float | None = None
+    load: float | None = None  # the machine's load average before the measurement; None: not known
+    peak_gflops: float | None = None  # what a rank reaches in a product of matrices, in 1e9 operations per second
 
     def transport(self, name: str) -> Transport:
         """Return a transport's times; the first one's if the profile does not have it."""
@@ -147,9 +115,8 @@ class Profile:
     ) -> LayerTimes:
         """Return the times of one layer.
 
-        Args:
-            shares: name of `TIMES` -> what ran before -> the share of the actions that follow it.
-            keeps: whether a forward keeps its activations.
+        `shares` is name of `TIMES` -> what ran before -> the share of the actions that follow it; `keeps` tells whether
+        a forward keeps its activations.
         """
         times = {name: self._time(name, values, rows) for name, values in self.layers[kind].items()}
         for name, own in shares.items():

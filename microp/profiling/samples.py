@@ -32,52 +32,33 @@ USUAL = {FORWARD: FORWARD, FULL: BACKWARD, BACKWARD: FORWARD, WEIGHT: BACKWARD} 
 
 @dataclass(frozen=True)
 class Case:
-    """A schedule that was run for a profile, with its measured times.
-
-    Attributes:
-        sizes: the number of layers of each stage.
-        times: per rank, nanoseconds by (step, action, when it began to wait, when it started, when it ended).
-        steps: per rank, nanoseconds by (step, begin of the step, end of its actions, of the sums, of the optimizer).
-        weights: the bytes of each rank's weights.
-        boundary: the bytes of the tensor between two stages.
-    """
+    """A schedule that was run for a profile, with its measured times, which are nanoseconds and one array per rank."""
 
     schedule: Schedule
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # the number of layers of each stage
     rows: float
     checkpointing: Checkpointing
-    times: Sequence[Array]
-    steps: Sequence[Array]
-    weights: Sequence[int]
-    boundary: float
+    times: Sequence[Array]  # by (step, action, when it began to wait, when it started, when it ended)
+    steps: Sequence[Array]  # by (step, begin of the step, end of its actions, of the sums, of the optimizer)
+    weights: Sequence[int]  # the bytes of each rank's weights
+    boundary: float  # the bytes of the tensor between two stages
 
 
 FEWEST = 3  # steps from which a spread is known
 
 
 class Sample(NamedTuple):
-    """The time of alike actions of one stage.
+    """The time of alike actions of one stage."""
 
-    Attributes:
-        op: `forward`, `full`, `backward`, `weight`, `checkpointed` (a forward that keeps only its input), or
-            `recomputed` (a full backward with its recomputation).
-        kinds: the number of layers of each kind in the stage, by kind.
-        before: what the same rank ran before, see `before`.
-        crowd: the share of the time in which the other ranks computed too, from 0 to 1.
-        actions: how many of them a step has.
-        ms: the median over the steps of the mean over the actions.
-        low, high: the 10th and the 90th percentile over the steps; NaN with fewer than `FEWEST` steps.
-    """
-
-    op: str
-    kinds: tuple[tuple[int, int], ...]
+    op: str  # `forward`, `full`, `backward`, `weight`, CHECKPOINTED or RECOMPUTED
+    kinds: tuple[tuple[int, int], ...]  # the number of layers of each kind in the stage, by kind
     rows: float
-    before: str
-    crowd: float
-    actions: int
-    ms: float
-    low: float
-    high: float
+    before: str  # what the same rank ran before, see `before`
+    crowd: float  # the share of the time in which the other ranks computed too, from 0 to 1
+    actions: int  # how many of them a step has
+    ms: float  # the median over the steps of the mean over the actions
+    low: float  # the 10th percentile over the steps; NaN with fewer than `FEWEST` steps
+    high: float  # the 90th
 
 
 def samples_of(case: Case, kinds: Sequence[int]) -> list[Sample]:
@@ -142,24 +123,14 @@ def _crowds(case: Case) -> list[Array]:
 
 
 class Between(NamedTuple):
-    """The times of a case outside of its actions, in milliseconds; medians over its steps.
+    """The times of a case outside of its actions, in milliseconds; medians over its steps."""
 
-    Attributes:
-        nbytes: the bytes of a tensor that is sent.
-        overhead: the engine's own time per action: from an action's end to the next wait, and the start of an action
-            whose input is there already.
-        hops: the time of each hop whose receiver waited before the tensor was made.
-        optimizer: (bytes of weights, time) of each rank.
-        head: from the begin of the step to the first wait, of the first rank that begins.
-        tail: from the end of the last action to the optimizer, of the slowest rank.
-    """
-
-    nbytes: float
-    overhead: float
-    hops: list[float]
-    optimizer: list[tuple[int, float]]
-    head: float
-    tail: float
+    nbytes: float  # of a tensor that is sent
+    overhead: float  # per action: from its end to the next wait, and the start of one whose input is there already
+    hops: list[float]  # of each hop whose receiver waited before the tensor was made
+    optimizer: list[tuple[int, float]]  # (bytes of weights, time) of each rank
+    head: float  # from the begin of the step to the first wait, of the first rank that begins
+    tail: float  # from the end of the last action to the optimizer, of the slowest rank
 
 
 def between(case: Case) -> Between:

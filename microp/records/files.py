@@ -28,15 +28,11 @@ _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, Nam
 
 
 class WriteError(OSError):
-    """A file cannot be written, for a reason that the next run would meet too; the message names path and remedy.
-
-    Attributes:
-        no_room: whether the reason is a full disk.
-    """
+    """A file cannot be written, for a reason that the next run would meet too; the message names path and remedy."""
 
     def __init__(self, message: str, no_room: bool = False) -> None:
         super().__init__(message)
-        self.no_room = no_room
+        self.no_room = no_room  # whether the reason is a full disk
 
 
 def unwritable(path: Path, error: OSError, nbytes: int = 0) -> WriteError:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,11 +26,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from microp.system import this_host
+from microp.system import process_started, this_host
 
 POLL_S = 0.5  # between two tries to get a lock that another process holds
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
-_ENDED = ("Z", "X")  # a zombie, which its parent has not waited for, has ended
 
 
 class LockedError(RuntimeError):
@@ -45,14 +43,10 @@ class LockedError(RuntimeError):
 
 @contextmanager
 def hold(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
-    """Hold the lock of a folder, which is made if it is missing, also if it is removed while this process waits.
+    """Hold the lock of a run's or a sweep's folder, which is made if it is missing, also if it goes meanwhile.
 
-    Args:
-        folder: a run's folder, or that of a sweep.
-        waiting: called once for each other process that is waited for, with its name; None: do not wait.
-
-    Yields:
-        whether the lock is held; False if the file system has no locks.
+    `waiting` is called once for each other process that is waited for, with its name; None: do not wait. Yields whether
+    the lock is held; False if the file system has no locks.
 
     Raises:
         LockedError: another process holds the lock, and `waiting` is None.
@@ -110,7 +104,7 @@ def _named(owner: Mapping[str, Any]) -> str:
 
 def this_process() -> dict[str, Any]:
     """Return what identifies this process on this and on other hosts; None for what the system does not tell."""
-    return {"pid": os.getpid(), **this_host(), "process_started": _started(os.getpid())}
+    return {"pid": os.getpid(), **this_host(), "process_started": process_started(os.getpid())}
 
 
 def has_gone(owner: Mapping[str, Any]) -> bool | None:
@@ -122,16 +116,4 @@ def has_gone(owner: Mapping[str, Any]) -> bool | None:
         return True
     if owner.get("namespace") != here["namespace"]:
         return None
-    return bool(_started(owner["pid"]) != owner["process_started"])
-
-
-def _started(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the boot (0 if it is not Linux); None if it has ended."""
-    try:
-        if sys.platform != "linux":
-            os.kill(pid, 0)
-            return 0
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()  # from the third field, the state, on
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in _ENDED else int(fields[19])
+    return bool(process_started(owner["pid"]) != owner["process_started"])

@@ -20,22 +20,18 @@ class ProfileError(ValueError):
     """A file is not a profile that can be used; the message names it."""
 
 
-def profile_path(folder: Path, profile: Profile) -> Path:
-    """Return where a profile is kept: one file per model, machine and batch size."""
-    others = [] if profile.optimizer_kind == ADAM.kind else [profile.optimizer_kind]
+def write_profile(folder: Path, profile: Profile) -> Path:
+    """Write a profile into `folder` in place of an older one of the same question; return its path.
+
+    There is one file per model, machine and batch size.
+    """
+    name, others = profile.model["name"], [] if profile.optimizer_kind == ADAM.kind else [profile.optimizer_kind]
     known_by = [profile.machine, dict(profile.model), profile.batch_size, *others, *profile.computing.words]
     asked = json.dumps(known_by, sort_keys=True, default=str)
-    return folder / f"{profile.model['name']}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}.yaml"
-
-
-def write_profile(folder: Path, profile: Profile) -> Path:
-    """Write a profile into `folder` in place of an older one of the same question; return its path."""
-    path = profile_path(folder, profile)
+    path = folder / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(to_plain(profile), sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
-    write_text(
-        path, f"# Times of {profile.model['name']} on {profile.machine}; made by python -m microp.profile\n{text}"
-    )
+    write_text(path, f"# Times of {name} on {profile.machine}; made by python -m microp.profile\n{text}")
     return path
 
 

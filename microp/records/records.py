@@ -91,7 +91,6 @@ class StepRow(TypedDict, total=False):
     recompute_ms: float
     overruns: int  # actions of an emulated device that outlasted their nominal time
     work_ms: float  # the real work in actions of an emulated device
-    involuntary_switches: int  # how often the system took the core away, since the row before
     snapshot_ms: float  # to save a snapshot before the step
     # only in the memory step: `PEAKS`, and what nvidia-smi told
     peak_memory_mib: float
@@ -296,11 +295,8 @@ def _span(row: Row) -> Span:
 
 def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
     """Return one replica's sums in the last measured step, none if it is the only one; raises as `read_rows`."""
-    return list(_trace(attempt, "reductions", replica, _reduction))
-
-
-def _reduction(row: Row) -> Reduction:
-    return Reduction(row["rank"], row["stage"], row["start_ns"], row["end_ns"])
+    keys = ("rank", "stage", "start_ns", "end_ns")
+    return list(_trace(attempt, "reductions", replica, lambda row: Reduction(*(row[key] for key in keys))))
 
 
 def _trace(attempt: Path, kind: str, replica: int, parse: Callable[[Row], T]) -> Iterator[T]:
@@ -350,9 +346,7 @@ def read_errors(attempt: Path) -> list[Row]:
 def json_lines(path: Path, wanted: Callable[[int], bool] = lambda _: True) -> Iterator[Row]:
     """Yield the rows of a file, without a last line that was cut short, after checking the version of the first row.
 
-    Args:
-        path: the file.
-        wanted: whether a line is read, by its number from 0; the first line always is.
+    `wanted` tells whether a line is read, by its number from 0; the first line always is.
 
     Raises:
         RecordError: a newer microp wrote the file, or a whole line is no row.

@@ -30,7 +30,6 @@ from microp.job import Job
 from microp.records import snapshots
 from microp.records.records import PEAKS, SCHEMA_VERSION, Row, read_json, read_rows, read_spans
 from microp.records.replays import Replay, by_replica
-from microp.schedule import Schedule
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, closed_forms, nominal_costs, nominal_optimizer, simulate
 from microp.trace import (
@@ -60,6 +59,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
     step_ms = _slowest(steps, "step_ms")
     replayed = Replay(job, steps, attempt)
     form = closed_forms.bubble(job.schedule, _costs(job))
+    known = read_json(path) if (path := attempt / "predicted.json").exists() else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": job.run_id,
@@ -86,13 +86,12 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "resumed": snapshots.about(job.resumed, attempt) if job.resumed else None,
         "step_ms": _spread(step_ms),
         "between_steps_ms": _between_steps(rows, job.engines[0]),
-        "involuntary_switches": _switches(steps),
         "samples_per_s": job.batch_size / median(step_ms) * 1e3 if steps else None,
         "bubble": {
             "measured": median(mean(map(_bubble, by_replica(job, step))) for step in steps) if steps else None,
             "closed_form": None if form is None else float(form),
         },
-        "predicted": _predicted(attempt / "predicted.json"),
+        "predicted": {key: known.get(key) for key in ("step_ms", "bubble", "peak_memory_mib", "at_peak_ms")},
         "replayed": replayed.numbers(),
         "reduction": _reduction(job, steps, replayed),
         **{peak: _per_rank(job, memory, peak) for peak in PEAKS},
@@ -146,12 +145,6 @@ def _costs(job: Job) -> Costs:
 # --- the numbers -----------------------------------------------------------------------------------
 
 
-def _predicted(path: Path) -> dict[str, Any]:
-    """Return what was known of an attempt before it started; None for each number that was not known."""
-    known = read_json(path) if path.exists() else {}
-    return {key: known.get(key) for key in ("step_ms", "bubble", "peak_memory_mib", "at_peak_ms")}
-
-
 def _bubble(pipeline: Step) -> float:
     """Return the idle fraction of one pipeline in one step, from its ranks' rows."""
     total_ms = (max(row["last_end_ns"] for row in pipeline) - min(row["first_start_ns"] for row in pipeline)) / 1e6
@@ -176,12 +169,6 @@ def _between_steps(rows: list[list[Row]], engine: str) -> float | None:
         if step[0]["phase"] == "measured" and step[0]["engine"] == engine
     ]
     return median(gaps) if gaps else None
-
-
-def _switches(steps: list[Step]) -> float | None:
-    """Return the mean of the involuntary context switches per rank and step; None if they were not counted."""
-    counts = [row["involuntary_switches"] for step in steps for row in step if "involuntary_switches" in row]
-    return mean(counts) if counts else None
 
 
 def _utilisation(job: Job, steps: list[Step], memory: list[Step]) -> dict[str, list[float]] | None:
@@ -220,15 +207,16 @@ def _time(job: Job, steps: list[Step], attempt: Path) -> dict[str, list[float]] 
     wall = min(row["began_ns"] for row in steps[-1]), max(row["ended_ns"] for row in steps[-1])
     booked = []
     for spans, pipeline in zip(traces, by_replica(job, steps[-1]), strict=True):
-        clocks = {row["rank"]: _clock(row) for row in pipeline}
+        clocks = {
+            row["rank"]: StepClock(
+                row["began_ns"],
+                row["ended_ns"],
+                *(round(row[key] * 1e6) for key in ("optimizer_ms", "recompute_ms", "exposed_ms")),
+            )
+            for row in pipeline
+        }
         booked.append(account(job.schedule, spans, clocks, wall))
     return {kind: [mean(times[rank][kind] for times in booked) / 1e6 for rank in range(job.ranks)] for kind in KINDS}
-
-
-def _clock(row: Row) -> StepClock:
-    """Return the times of a rank's row that are not in its spans."""
-    optimizer, recompute, reduction = (round(row[f"{key}_ms"] * 1e6) for key in ("optimizer", "recompute", "exposed"))
-    return StepClock(row["began_ns"], row["ended_ns"], optimizer, recompute, reduction)
 
 
 # --- replicas, engines and hosts -------------------------------------------------------------------
@@ -284,33 +272,7 @@ def _engines(job: Job, rows: list[list[Row]]) -> dict[str, Any] | None:
         "pipeline_ms": {engine: _spread(values) for engine, values in times.items()},
         "ratio": {f"{a}/{b}": _median_ratio(times[a], times[b]) for a, b in pairs},
         "torch_schedule": job.torch_schedule.name if "torch" in times else None,
-        "own_limit_ms": own_limits_ms(job, times["limit"]),
     }
-
-
-def own_limits_ms(job: Job, limit_ms: list[float]) -> dict[str, float] | None:
-    """Return engine -> the limit of the order that it ran, in ms; None if both ran the same order.
-
-    The bubbles of two orders differ on paper before anything runs. With real compute an order's limit is the busiest
-    rank's compute in a step, which is the measured limit `limit_ms` over its factor (M+K-1)/M, times makespan over
-    busiest rank of the order, simulated with the costs of the closed forms: equal layers, F = B = W and free hops. On
-    an emulated device it is the order's simulated makespan.
-    """
-    orders = {"microp": job.schedule, "torch": job.torch_schedule}
-    if "torch" not in job.engines or not limit_ms or job.schedule.ranks == job.torch_schedule.ranks:
-        return None
-    costs = _costs(job)
-    if job.is_emulated:
-        return {engine: float(makespan(simulate(order, costs))) for engine, order in orders.items()}
-    alone_ms = median(limit_ms) * job.schedule.chunks / (job.schedule.chunks + job.ranks - 1)
-    return {engine: alone_ms * _over_busiest(order, costs) for engine, order in orders.items()}
-
-
-def _over_busiest(order: Schedule, costs: Costs) -> float:
-    """Return the makespan of the order over the load of its busiest rank."""
-    work = [costs.forward[stage] + costs.full_backward(stage) for stage in range(order.stages)]
-    loads = [sum(work[stage] for stage in order.stages_of(rank)) for rank in range(len(order.ranks))]
-    return float(makespan(simulate(order, costs)) / (order.chunks * max(loads)))
 
 
 def _hosts(job: Job, attempt: Path) -> dict[str, Any] | None:

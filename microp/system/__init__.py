@@ -16,6 +16,7 @@ from microp.system.machine import (
     memory_bytes,
     no_compiler,
     out_of_reach,
+    process_started,
     processor,
     server,
     size_text,

@@ -26,6 +26,7 @@ BYTES = 256  # different bytes: the vocabulary of a model of text
 _UNITS = {"GiB": GIB, "MiB": MIB, "KiB": KIB}
 _PATIENCE_S = 3.0
 _PORTS = {"http": 80, "https": 443}
+_EXITING = 0x4  # in the flags of a process: PF_EXITING of Linux's sched.h
 
 
 @cache
@@ -56,6 +57,21 @@ def this_host() -> dict[str, str | None]:
         "boot": boot.read_text().strip() if boot.exists() else None,
         "namespace": str(namespace.readlink()) if namespace.is_symlink() else None,
     }
+
+
+def process_started(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the boot (0 if it is not Linux); None if it has ended.
+
+    One that has begun to end has ended: the system closes its connections before it makes it a zombie.
+    """
+    try:
+        if sys.platform != "linux":
+            os.kill(pid, 0)
+            return 0
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()  # from the third field, the state, on
+    except (FileNotFoundError, ProcessLookupError):  # it ended, perhaps between opening and reading
+        return None
+    return None if fields[0] in "ZX" or int(fields[6]) & _EXITING else int(fields[19])
 
 
 def no_compiler() -> list[str]:

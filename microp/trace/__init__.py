@@ -5,10 +5,10 @@
     spans ──┬── metrics          makespan, three bubbles, microbatches in flight
             ├── time_breakdown   where each nanosecond of a step went
             ├── reductions       the sums over replicas that follow the actions
-            └── timeline         as text; drawing: as a figure; picture: of pixels; perfetto: for ui.perfetto.dev
+            └── timeline         as text; drawing: as a figure; perfetto: for ui.perfetto.dev
 """
 
-from microp.trace.drawing import DRAWN, curves, figure, sheet, svg
+from microp.trace.drawing import DRAWN, figure, sheet, svg
 from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, UNITS, shade
 from microp.trace.metrics import (
     bubble_fraction,
@@ -22,7 +22,6 @@ from microp.trace.metrics import (
     zero_bubble_rate,
 )
 from microp.trace.perfetto import perfetto
-from microp.trace.picture import picture
 from microp.trace.reductions import (
     Reduction,
     after_last_gradient,

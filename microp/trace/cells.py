@@ -39,25 +39,16 @@ Place = Callable[[NDArray[np.generic]], NDArray[np.float64]]
 
 
 class Cells(NamedTuple):
-    """Some characters of one look.
-
-    Attributes:
-        text: the characters.
-        look: what they show: an op and its shade (`F0`, `B1`), with a `-` if they are fill; `idle`,
-            `sum`, or empty for plain text.
-    """
+    """Some characters of one look."""
 
     text: str
-    look: str = ""
+    look: str = ""  # an op and its shade (`F0`, `B1`), with a `-` if they are fill; `idle`, `sum`; empty: plain text
 
 
 def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, columns: int) -> list[Cells]:
-    """Return the characters of one rank, `columns` in all.
+    """Return the characters of one rank, `columns` in all; `place` tells where a time lies.
 
-    Args:
-        spans: the spans of one step, of all ranks.
-        sums: the reductions over the replicas, of all ranks; drawn where the rank runs no action.
-        place: where a time lies.
+    The spans of one step and the sums are those of all ranks. A sum is drawn where the rank runs no action.
     """
     bounds = [*spans.first.tolist(), len(spans)]
     at = int(np.searchsorted(spans.rank[spans.first], rank))

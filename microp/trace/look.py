@@ -31,16 +31,11 @@ def shade(stage: int, stages: Sequence[int]) -> int:
 
 
 class Scale(NamedTuple):
-    """A unit of time for axes.
+    """A unit of time for axes."""
 
-    Attributes:
-        length: one unit, in the spans' times.
-        short: what stands behind a number on a narrow axis.
-    """
-
-    length: float
+    length: float  # one unit, in the spans' times
     unit: str
-    short: str = ""
+    short: str = ""  # what stands behind a number on a narrow axis
 
 
 MILLISECONDS = Scale(1e6, "ms", " ms")  # for spans in nanoseconds

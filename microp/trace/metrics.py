@@ -35,9 +35,7 @@ def busy(spans: Iterable[Span]) -> dict[int, Any]:
 def idle_fraction(busy: Sequence[Any], total: Any) -> Any:
     """Return 1 - busy / (ranks x total): the idle fraction of the ranks' time.
 
-    Args:
-        busy: each rank's busy time.
-        total: the time of every rank: the makespan, or the longest span of a rank.
+    `busy` has each rank's busy time; `total` is the time of every rank: the makespan, or the longest span of a rank.
     """
     return 1 - sum(busy) / (len(busy) * total)
 

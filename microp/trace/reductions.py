@@ -32,8 +32,7 @@ class Reduction(NamedTuple):
 def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) -> list[Reduction]:
     """Return one reduction per stage, from its last gradient's end or from the end of the reduction before it.
 
-    Args:
-        times: the time of each stage's reduction, in the spans' unit.
+    `times` has the time of each stage's reduction, in the spans' unit.
 
     Raises:
         ValueError: there is not one time per stage.

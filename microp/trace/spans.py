@@ -34,24 +34,16 @@ MOMENTS = ("wait_start", "ready", "start", "end")
 
 
 class Span(NamedTuple):
-    """One action on one rank's clock.
-
-    Attributes:
-        rank, op, stage, microbatch: the rank and its action.
-        wait_start: when the rank began to wait for the action's input, having nothing else to do.
-        ready: when the rank held the action's input; not before `wait_start`.
-        start: when the action began.
-        end: when it ended.
-    """
+    """One action on one rank's clock."""
 
     rank: int
     op: Op
     stage: int
     microbatch: int
-    wait_start: Any
-    ready: Any
-    start: Any
-    end: Any
+    wait_start: Any  # when the rank began to wait for the action's input, having nothing else to do
+    ready: Any  # when the rank held the action's input; not before `wait_start`
+    start: Any  # when the action began
+    end: Any  # when it ended
 
     @property
     def action(self) -> Action:
@@ -168,9 +160,7 @@ def column_type(values: Iterable[Any], bound: Any) -> type:
 class StepTrace:
     """One rank's timestamps of a step, which become spans on first use, after the step.
 
-    Args:
-        marks: three per action: when it began to wait, started and ended.
-        read: converts marks into nanoseconds (`Device.read`).
+    `marks` are three per action: when it began to wait, started and ended; `read` makes nanoseconds of them.
     """
 
     def __init__(self, actions: Actions, marks: Sequence[Any], read: Callable[[Sequence[Any]], list[int]]) -> None:

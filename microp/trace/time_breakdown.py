@@ -29,20 +29,13 @@ KINDS = ("compute", "recompute", "optimizer", "transfer", "warmup", "steady", "d
 
 
 class StepClock(NamedTuple):
-    """One rank's times of a step that its spans do not contain, in nanoseconds.
+    """One rank's times of a step that its spans do not contain, in nanoseconds."""
 
-    Attributes:
-        began: when the step began on the rank.
-        ended: when its optimizer had ended.
-        recompute: the time of its backwards that went into recomputation.
-        reduction: how long it waited after its last action for the sum over the replicas.
-    """
-
-    began: int
-    ended: int
+    began: int  # when the step began on the rank
+    ended: int  # when its optimizer had ended
     optimizer: int
-    recompute: int
-    reduction: int = 0
+    recompute: int  # of its backwards, what went into recomputation
+    reduction: int = 0  # how long it waited after its last action for the sum over the replicas
 
 
 def account(
@@ -53,12 +46,8 @@ def account(
 ) -> dict[int, dict[str, int]]:
     """Return, for each rank, the nanoseconds of each of `KINDS`; they add up to the step's wall time.
 
-    The cost is linear in the number of spans.
-
-    Args:
-        spans: all ranks' spans of the step.
-        clocks: rank -> its clock, for each rank to return.
-        wall: the step's begin and end; None takes them from `clocks`.
+    The spans are those of all ranks; `clocks` is rank -> its clock, for each rank to return; `wall` is the step's begin
+    and end, and None takes them from `clocks`. The cost is linear in the number of spans.
     """
     spans = as_spans(spans)
     ends: dict[Action, int] = {}

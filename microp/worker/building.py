@@ -98,10 +98,8 @@ def open_runner(
 class BatchLoader:
     """Loads the rows of one replica, by its job (`Job.of`) and index, for a rank that holds some of the stages.
 
-    Attributes:
-        inputs: (rows, context) int64 per microbatch, of the step that was loaded last, or what the model's own data
-            have; None without the first stage.
-        targets: the same, one token later; None without the last stage.
+    `inputs` of the step that was loaded last are (rows, context) int64 per microbatch, or what the model's own data
+    have, and `targets` the same, one token later; None without the first, without the last stage.
     """
 
     def __init__(self, job: Job, model: Model, replica: int, stages: Collection[int], device: torch.device) -> None:

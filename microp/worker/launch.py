@@ -33,7 +33,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group, process_state
+from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group, is_alive
 from microp.device import gpu_of
 from microp.job import Job
 from microp.records import full_disk
@@ -56,7 +56,6 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_
     """Start one process per rank, and return when all have ended.
 
     Args:
-        job: the job to run.
         attempt: the folder into which ranks write; elastic writes their output into `logs/`.
         shutdown_s: the time that the other ranks have to end after one has ended, in seconds.
         entry: what each rank runs, (job, comms, local rank, attempt) -> any picklable value.
@@ -169,11 +168,11 @@ def _killed_after(shutdown_s: float, heartbeats: Heartbeats) -> Iterator[None]:
         return [pid for rank in range(heartbeats.count) if (pid := heartbeats.read(rank).pid)]
 
     def watch() -> None:
-        while all(map(process_state, started())):
+        while all(map(is_alive, started())):
             if over.wait(_POLL_S):
                 return
         if not over.wait(shutdown_s):
-            for pid in filter(process_state, started()):
+            for pid in filter(is_alive, started()):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

@@ -55,18 +55,13 @@ def record_cases(
     local_rank: int,
     folder: Path,
 ) -> list[int]:
-    """Run cases on this rank, as many as fit into the time, and write their times into `folder`.
+    """Run cases on this rank, as many as fit into `seconds` (see `Budget`), and write their times into `folder`.
 
     Args:
         cases: jobs for the ranks of this launch, the most important ones first.
         needed: how many of them are run even if that takes longer.
         rounds: how often every case should be run.
-        seconds: the time for all of them, see `Budget`.
-        comms: this rank's transport.
-        local_rank: the rank's index on its host.
-        folder: the folder that gets `case<n>.round<i>.rank<r>.npz`: `times`, one row per step with the wait's start,
-            the start and the end of every action, and `steps`, with the step's beginning, the end of the actions,
-            that of the sum over the replicas, and that of the optimizer; in nanoseconds.
+        folder: gets `case<n>.round<i>.rank<r>.npz`: `times` and `steps` as in `profiling.Case`.
 
     Returns:
         the bytes of this rank's weights in every case that was run.
@@ -153,18 +148,11 @@ class Budget:
 def record_rows(
     rows: Sequence[int], seconds: float, job: Job, comms: Comms, local_rank: int, folder: Path
 ) -> list[int]:
-    """Time this rank's stage and write the medians into `folder/rows.rank<r>.npz`.
+    """Time this rank's stage and write the medians into `folder/rows.rank<r>.npz`; return the numbers of rows.
 
-    Args:
-        rows: numbers of rows, the most important ones first: the last ones are left out if they take too long.
-        seconds: how long to measure.
-        job: with one stage per rank.
-        comms: this rank's transport.
-        local_rank: the rank's index on its host.
-        folder: gets the file: `rows`, and for each of `forward`, `full`, `backward` and `weight` the milliseconds.
-
-    Returns:
-        the numbers of rows that were timed.
+    The most important numbers of rows come first: the last ones are left out if they take more than `seconds`. The job
+    has one stage per rank. The file has `rows`, and for each of `forward`, `full`, `backward` and `weight` the
+    milliseconds.
     """
     device = open_device(job.device, job.workload, comms, local_rank)
     began = time.monotonic()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import math
-import resource
 import time
 import traceback
 from functools import partial
@@ -48,7 +47,6 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
         snapshots = Snapshots(job, comms, trainer, attempt)
         phases = list(job.of(comms.replica).phases())
         traced = max(step for step, phase, engine in phases if phase == "measured" and engine == job.engines[0])
-        before = _involuntary_switches()
         diverged: str | None = None  # what this rank says of its loss, once the others have written their rows
         for step, phase, engine in phases:
             # 2. save or load the training, load the batch, run the step
@@ -58,10 +56,8 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
 
             # 3. write its row, and of the last measured step the trace
             at(Place.RECORDING)
-            switches = _involuntary_switches()
             ended = time.time() - (perf_counter_ns() - row["ended_ns"]) / 1e9
-            recorder.step({"phase": phase, **saved, **row, "ended": ended, "involuntary_switches": switches - before})
-            before = switches
+            recorder.step({"phase": phase, **saved, **row, "ended": ended})
             if step == traced:
                 recorder.spans(step, trainer.trace.spans)
                 recorder.reductions(step, trainer.reductions)
@@ -87,11 +83,6 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
     finally:
         gc.enable()
         recorder.close()
-
-
-def _involuntary_switches() -> int:
-    """Return how often the system has given this process's core to another one before its turn was over."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _error_row(error: BaseException, job: Job, comms: Comms) -> Row:

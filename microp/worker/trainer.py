@@ -105,12 +105,7 @@ class Trainer:
             stage.load(Batch(step, self._loader.inputs, self._loader.targets, weights, first))
 
     def step(self, step: int, engine: str | None = None) -> StepRow:
-        """Run one loaded step and the optimizer, and return the times as a row.
-
-        Args:
-            step: the step's index.
-            engine: one of the job's engines; None for the first.
-        """
+        """Run one loaded step by an engine of the job (None: the first) and the optimizer; return its row."""
         engine = engine or self._job.engines[0]
         runner, mark = self.engines[engine], self._device.mark
         counted = self._device.overruns, self._device.work_ns
@@ -173,10 +168,9 @@ class Trainer:
     ) -> StepRow:
         """Return a step as a row.
 
-        Args:
-            marks: the beginning, the end of the actions, that of the sums, and that of the optimizer.
-            weighted: the loss of each microbatch on the rank of the last stage, multiplied by its weight.
-            counted: the device's overruns and its real work up to the beginning.
+        `marks` are the beginning, and the ends of the actions, of the sums and of the optimizer; `weighted` has the
+        loss of each microbatch times its weight, on the rank of the last stage; `counted` the device's overruns and its
+        real work up to the beginning.
         """
         began, computed, reduced, ended = self._device.read(marks)
         self.reductions = self.sync.reductions()

@@ -8,18 +8,15 @@ from functools import partial
 import pytest
 import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
-from emulation import settings
 from one_process import assert_near, by_processes
 
 from microp.job import TORCH_SCHEDULES, torch_problems
 from microp.job.torch_support import nearest_in_torch
 from microp.records import read_json, read_rows, read_spans, summarise, write_json
-from microp.records.summary import own_limits_ms
 from microp.schedule import uniform
 from microp.schedule.builders import (
     Drain,
     breadth_first,
-    eager_1f1b,
     gpipe,
     interleaved,
     naive,
@@ -108,18 +105,3 @@ def test_beside_a_schedule_that_torch_lacks_its_nearest_is_run():
 def test_a_comparison_does_without_torch_where_it_cannot():
     few = job_for(lambda ranks, _: one_f_one_b(ranks, 1), engine=EngineSettings("compare", False))
     assert few.engines == ("microp", "limit")
-
-
-def test_two_different_orders_have_a_limit_each():
-    """zb_h1 of 3 ranks and 4 chunks with F = B = W takes 4 x 3 + 2 slots, torch's 1F1B 6 x 3; a rank computes in 12."""
-    compare = EngineSettings("compare", False)
-    two = small_job(schedule=zb_h1(3, 4), batch_size=8, engine=compare)
-    assert own_limits_ms(two, [18.0, 18.0]) == {"microp": pytest.approx(14), "torch": pytest.approx(18)}
-    assert own_limits_ms(job_for(gpipe, engine=compare), [21.0]) is None
-    emulated = small_job(
-        schedule=eager_1f1b(3, 8),
-        batch_size=8,
-        engine=compare,
-        device=settings(forward_ms=5.0, backward_ms=10.0, latency_ms=1.0),
-    )
-    assert own_limits_ms(emulated, [1.0]) == {"microp": 154.0, "torch": 162.0}

@@ -10,13 +10,12 @@ from random import Random
 
 import pytest
 from costs_helper import equal
-from PIL import Image
 from random_schedules import random_schedule
 
 from microp.schedule import remote_links
-from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
 from microp.simulator import Costs, for_stages, simulate
-from microp.trace import COLOURS, MILLISECONDS, UNITS, figure, makespan, perfetto, picture, sheet
+from microp.trace import COLOURS, MILLISECONDS, UNITS, figure, perfetto, sheet
 
 
 def test_the_same_spans_give_the_same_bytes(tmp_path):
@@ -46,25 +45,6 @@ def test_an_op_has_numbers_on_all_ranks_or_on_none(chunks, slowest, numbered):
     texts = [(round(text.get_position()[1]), text.get_text()) for text in axis.texts]
     assert [sum(rank == each for rank, _ in texts) for each in (0, 1)] == [numbered] * 2
     assert any("microbatch" in text.get_text() for text in legend.get_texts()) == bool(numbered)
-
-
-@pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), interleaved(4, 8), zb_v(4, 8)], ids=lambda each: each.name)
-def test_a_picture_has_the_colour_of_each_action_at_its_time(schedule, tmp_path):
-    weight = 5 if schedule.input_gradients else None
-    spans = simulate(schedule, for_stages(schedule.stages, forward=5, backward=5, weight=weight))
-    picture({"measured": spans}, tmp_path / "a.png")
-    found = Image.open(tmp_path / "a.png").convert("RGB")
-    coloured = {tuple(bytes.fromhex(each[1:])) for pair in COLOURS.values() for each in pair}
-    wide, high = found.size
-    columns = [x for x in range(wide) if any(found.getpixel((x, y)) in coloured for y in range(high))]
-    left, per_unit = columns[0], (columns[-1] + 2 - columns[0]) / float(makespan(spans))
-    rows = {y for y in range(high) if any(found.getpixel((x, y)) in coloured for x in range(wide))}
-    bars = [y for y in sorted(rows) if rows >= {*range(y - 12, y + 13)}]  # the middles of bars of 25 rows
-    assert len(bars) == len(schedule.ranks)
-    for span in spans:
-        middle = left + round(float(span.start + span.end) / 2 * per_unit)
-        colour = tuple(bytes.fromhex(COLOURS[span.op][0][1:]))
-        assert found.getpixel((middle, bars[span.rank])) == colour, span
 
 
 # --- as a trace for ui.perfetto.dev --------------------------------------------------------------
