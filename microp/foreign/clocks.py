@@ -110,19 +110,19 @@ def _offsets(least: Column) -> tuple[Column, float]:
 def _spans(schedule: Schedule, rows: Sequence[RankStep], offsets: Sequence[int], length: int) -> tuple[list[Span], int]:
     """Return the spans of a step, none before its input, and how many were moved whose receive was not seen.
 
-    A rank waits for a receive from the begin of the range that has it, and for an input without one from the end of the
-    action before; what else lies between two actions is the host's time.
+    A rank waits for an input of another rank from the end of the action before, as `engine=torch` counts it; what else
+    lies between two actions is the host's time.
     """
     ends = {each.action: each.end + offset for row, offset in zip(rows, offsets, strict=True) for each in row.actions}
     spans, moved = [], 0
     for rank, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
         free = row.began + offset
-        for action, opened, start, end, received in row.actions:
+        for action, _, start, end, received in row.actions:
             source = remote_source(schedule, rank, action)
             made = start + offset if source is None else ends[source]
             moved += not received and made - start - offset > 1e-4 * length
             begin = max(free, min(max(start + offset, made), end + offset))
-            waits = begin if source is None else min(begin, max(free, opened + offset)) if received else free
+            waits = begin if source is None else free
             spans.append(Span(rank, *action, waits, begin, begin, max(end + offset, begin)))
             free = spans[-1].end
     return spans, moved

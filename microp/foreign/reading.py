@@ -60,7 +60,7 @@ class Lane:
         world: the number of ranks of the launch; 0: the file does not tell.
         cut: whether its file ends in the middle.
         kernels: of a GPU, sorted by launch: launched, begin, end.
-        operators: of torch, without messages: the begins, the ends, and the begins in backwards, each sorted by itself.
+        operators: of torch, without messages: the ends, and the begins in backwards, each sorted by itself.
     """
 
     file: Path
@@ -69,7 +69,7 @@ class Lane:
     world: int = 0
     cut: bool = False
     kernels: Column = field(default_factory=lambda: np.zeros((0, 3), np.int64))
-    operators: list[Column] = field(default_factory=lambda: [np.zeros(0, np.int64)] * 3)
+    operators: list[Column] = field(default_factory=lambda: [np.zeros(0, np.int64)] * 2)
 
     def of(self, kind: str) -> list[Range]:
         """Return the ranges of a kind in the order of their starts, of equal starts the longest first."""
@@ -127,7 +127,7 @@ class _File:
         self.called: dict[Where, str] = {}  # a process has no thread: None
         self.launched: dict[str, int] = {}
         self.kernels: dict[str, tuple[int, int]] = {}
-        self.operators = array("q"), array("q"), array("q")
+        self.operators = array("q"), array("q")
         self._open: dict[Where, list[dict[str, Any]]] = defaultdict(list)
         self.cut, self.outside = False, ""
 
@@ -168,10 +168,9 @@ class _File:
         if kind == "cpu_op":
             if not name.startswith(_MESSAGES):
                 begin, end = self._times(event)
-                self.operators[0].append(begin)
-                self.operators[1].append(end)
+                self.operators[0].append(end)
                 if name.startswith("autograd::engine::"):
-                    self.operators[2].append(begin)
+                    self.operators[1].append(begin)
         elif kind == "kernel":
             if "nccl" not in name:
                 self.kernels[str(args.get("correlation"))] = self._times(event)

@@ -213,15 +213,13 @@ def _timed(lane: Lane) -> list[tuple[int | None, Mark, Timed]]:
         came = max(arrived(mark, end), inside.get(at, 0))
         start, received = max(opened, came if came <= end else 0), 0 < came <= end
         if (after := bisect_right(sends, start)) < len(sends) and sends[after] < end:
-            end = _between(lane, start, sends[after])[1]
-        if start > opened:
-            start = _between(lane, start, end)[0]
+            end = _last_operator(lane, start, sends[after])
         start, end = _of_kernels(lane, ranges[at]) or (start, end)
         pieces = [(mark, start, end, received)]
         if mark.second is not None:
-            middle, later = _middle(lane, start, end)
+            middle = _middle(lane, start, end)
             other = arrived(mark.second, end)
-            pieces = [(mark, start, middle, received), (mark.second, max(later, other), end, other > 0)]
+            pieces = [(mark, start, middle, received), (mark.second, max(middle, other), end, other > 0)]
         for one, start, end, received in pieces:
             action = Action(Op(one.op), one.stage or 0, one.microbatch or 0)
             found.append((step, one, Timed(action, opened, start, end, received)))
@@ -235,13 +233,10 @@ def _of_kernels(lane: Lane, each: Range) -> tuple[int, int] | None:
     return (int(part[:, 1].min()), int(part[:, 2].max())) if len(part) else None
 
 
-def _middle(lane: Lane, start: int, end: int) -> tuple[int, int]:
-    """Return when a forward ended and the backward in the same range began: with its first operator, or a third on."""
-    first, last = lane.operators[2].searchsorted((start, end))
-    if first == last:
-        return (start + (end - start) // 3,) * 2
-    later = int(lane.operators[2][first])
-    return _between(lane, start, later)[1], later
+def _middle(lane: Lane, start: int, end: int) -> int:
+    """Return when a forward ended and the backward in the same range began: at its first operator, or a third on."""
+    first, last = lane.operators[1].searchsorted((start, end))
+    return start + (end - start) // 3 if first == last else _last_operator(lane, start, int(lane.operators[1][first]))
 
 
 def _alone(lane: Lane) -> list[Range]:
@@ -257,13 +252,11 @@ def _alone(lane: Lane) -> list[Range]:
     return kept
 
 
-def _between(lane: Lane, start: int, end: int) -> tuple[int, int]:
-    """Return the first begin and the last end of the operators between two times, or these if there are none.
+def _last_operator(lane: Lane, start: int, end: int) -> int:
+    """Return when the last operator between two times ended, or the later time if there is none.
 
-    Where a message cuts a range, its record can be late: on a busy machine the rank is woken only later.
+    Where a send cuts a range, its record can be late: on a busy machine the rank is woken only later.
     """
-    begins, ends, _ = lane.operators
-    first, last = int(begins.searchsorted(start)), int(ends.searchsorted(end, "right")) - 1
-    if first >= len(begins) or last < 0 or not start <= begins[first] <= ends[last] <= end:
-        return start, end
-    return int(begins[first]), int(ends[last])
+    ends = lane.operators[0]
+    at = int(ends.searchsorted(end, "right")) - 1
+    return int(ends[at]) if at >= 0 and ends[at] > start else end
