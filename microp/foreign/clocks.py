@@ -14,29 +14,18 @@ aligned by itself, so that drift does not add up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from microp.foreign.names import TraceError
-from microp.foreign.steps import RankStep, Steps
+from microp.foreign.steps import RankStep, Traced
 from microp.schedule import Schedule, remote_source
 from microp.trace import Column, Span
 
 MOST = 0.005  # of a step: a contradiction that is noise
 
 
-class Aligned(NamedTuple):
-    """The steps of a trace on one clock, in nanoseconds."""
-
-    schedule: Schedule  # as in `Steps`
-    spans: dict[int, list[Span]]  # number of the step -> the spans of all ranks, rank by rank
-    ranks: dict[int, list[RankStep]]  # what else the ranks' steps tell; their actions are on the ranks' own clocks
-    clocks: str  # how well the clocks agree, as a sentence
-    notes: list[str]  # what was changed, and what can still be wrong
-
-
-def align(found: Steps) -> Aligned:
+def align(found: Traced) -> Traced:
     """Return the steps on one clock.
 
     Raises:
@@ -45,34 +34,44 @@ def align(found: Steps) -> Aligned:
     numbers = {file: number for number, file in enumerate(dict.fromkeys(lane.file for lane in found.lanes))}
     clocks = [numbers[lane.file] for lane in found.lanes]
     spans, ranks, moved, residual, corrected = {}, {}, 0, 0.0, 0.0
-    refused: list[str] = []
+    refused: dict[int, str] = {}
     for step, rows in found.steps.items():
         length = max(row.ended - row.began for row in rows)
         if all(each.end <= each.start for row in rows for each in row.actions):
-            refused.append(f"step {step}: no action takes any time")
+            refused[step] = "no action takes any time"
             continue
-        least, where = _bounds(found.schedule, rows, clocks, by_end=False)
-        if (off := least.diagonal().max()) > MOST * length:  # ranges may contain waits: only their ends are certain
-            refusal = f"step {step}: {where} begins {off / 1e6:.3g} ms before its input was made, whatever the clocks"
-            least, _ = _bounds(found.schedule, rows, clocks, by_end=True)
-            if least.diagonal().max() > MOST * length:
-                refused.append(refusal)
-                continue
-        offsets, free = _offsets(least)
-        residual, corrected = max(residual, free), max(corrected, float(np.abs(offsets).max()))
+        for by_end in (False, True):  # ranges may contain waits: then only their ends are certain
+            least, where = _bounds(found.schedule, rows, clocks, by_end)
+            if (off := least.diagonal().max()) <= MOST * length:
+                break
+            refused.setdefault(
+                step, f"{where} begins {off / 1e6:.3g} ms before its input was made, whatever the clocks"
+            )
+        else:
+            continue
+        refused.pop(step, None)
+        # the offset of each clock, and by how much one may be off; noise is shared out
+        least -= max(0.0, float(off))
+        low, high = np.append(0.0, least[0, 1:]), np.append(0.0, -least[1:, 0])
+        is_met = bool((least <= 0).all())
+        offsets = np.zeros(len(low)) if is_met else (low + high) / 2
+        free = np.maximum(-low, high) if is_met else (high - low) / 2
+        residual, corrected = max(residual, float(free.max())), max(corrected, float(np.abs(offsets).max()))
         shifts = [int(offsets[clock]) for clock in clocks]
         spans[step], count = _spans(found.schedule, rows, shifts, length)
         moved += count
-        moments = [(row.began + shift, row.ended + shift) for row, shift in zip(rows, shifts, strict=True)]
-        ranks[step] = [row._replace(began=b, ended=e) for row, (b, e) in zip(rows, moments, strict=True)]
+        pairs = zip(rows, shifts, strict=True)
+        ranks[step] = [row._replace(began=row.began + shift, ended=row.ended + shift) for row, shift in pairs]
+    left_out = [f"left out: step {step}: {why}" for step, why in refused.items()]
     if not spans:
-        raise TraceError(f"no step can be used; {refused[0]}: give each rank's own trace")
-    notes = [f"left out: {text}" for text in refused]
+        raise TraceError(f"no step can be used; {left_out[0]}: give each rank's own trace")
+    notes = [*found.notes, *left_out]
     if moved:
         notes.append(f"{moved} actions begin before their input was made: the wait is taken off, but not the transfer")
     how = f"corrected by up to {corrected / 1e6:.4g} ms" if corrected else "left as they are"
     text = f"clocks {how}: no receive ends before its send began; they agree within {residual / 1e6:.3g} ms"
-    return Aligned(found.schedule, spans, ranks, text if len(numbers) > 1 else "one clock", notes)
+    clock = text if len(numbers) > 1 else "one clock"
+    return found._replace(steps=ranks, spans=spans, clocks=clock, notes=notes)
 
 
 def _bounds(schedule: Schedule, rows: Sequence[RankStep], clocks: Sequence[int], by_end: bool) -> tuple[Column, str]:
@@ -82,8 +81,7 @@ def _bounds(schedule: Schedule, rows: Sequence[RankStep], clocks: Sequence[int],
     """
     zero = min(row.began for row in rows)
     ends = {each.action: each.end - zero for row in rows for each in row.actions}
-    least = np.full((max(clocks) + 1,) * 2, -np.inf)
-    needs = []
+    least, needs = np.full((max(clocks) + 1,) * 2, -np.inf), [(0, "an action")]
     for rank, row in enumerate(rows):
         for each in row.actions:
             if (source := remote_source(schedule, rank, each.action)) is not None:
@@ -94,17 +92,7 @@ def _bounds(schedule: Schedule, rows: Sequence[RankStep], clocks: Sequence[int],
     np.fill_diagonal(least, np.maximum(least.diagonal(), 0))
     for middle in range(len(least)):
         least = np.maximum(least, least[:, middle, None] + least[None, middle, :])
-    return least, max(needs, default=(0, "an action"))[1]
-
-
-def _offsets(least: Column) -> tuple[Column, float]:
-    """Return the offset of each clock, and by how much one may be off."""
-    least = least - max(0.0, float(least.diagonal().max()))  # noise is shared out
-    low, high = least[0].copy(), -least[:, 0]
-    low[0] = high[0] = 0.0
-    if (least <= 0).all():
-        return np.zeros(len(low)), float(np.maximum(-low, high).max())
-    return (low + high) / 2, float((high - low).max() / 2)
+    return least, max(needs)[1]
 
 
 def _spans(schedule: Schedule, rows: Sequence[RankStep], offsets: Sequence[int], length: int) -> tuple[list[Span], int]:
@@ -114,7 +102,7 @@ def _spans(schedule: Schedule, rows: Sequence[RankStep], offsets: Sequence[int],
     lies between two actions is the host's time.
     """
     ends = {each.action: each.end + offset for row, offset in zip(rows, offsets, strict=True) for each in row.actions}
-    spans, moved = [], 0
+    spans, moved = list[Span](), 0
     for rank, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
         free = row.began + offset
         for action, _, start, end, received in row.actions:
@@ -122,7 +110,6 @@ def _spans(schedule: Schedule, rows: Sequence[RankStep], offsets: Sequence[int],
             made = start + offset if source is None else ends[source]
             moved += not received and made - start - offset > 1e-4 * length
             begin = max(free, min(max(start + offset, made), end + offset))
-            waits = begin if source is None else free
-            spans.append(Span(rank, *action, waits, begin, begin, max(end + offset, begin)))
+            spans.append(Span(rank, *action, begin if source is None else free, begin, begin, max(end + offset, begin)))
             free = spans[-1].end
     return spans, moved

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-# the methods of torch's stages -> the op
-_METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
+METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}  # of torch's stages
 
 
 @contextmanager
@@ -17,11 +16,7 @@ def marked(schedule: Any) -> Iterator[Any]:
     ::
 
         with microp.marked(schedule), torch.profiler.profile() as profiler:
-            for _ in range(5):
-                schedule.step(batch, target=target)
-                optimizer.step()
-                profiler.step()
-        profiler.export_chrome_trace(f"rank{rank}.json")
+            schedule.step(batch, target=target)
 
     The ranges are called `PP:1F0`: stage, F, B, I or W, microbatch. In a loop of your own wrap each action in
     `torch.profiler.record_function("PP:1F0")`, without the wait for its input and without its send.
@@ -34,14 +29,13 @@ def marked(schedule: Any) -> Iterator[Any]:
     """
     # torch has no public name for the stages of a schedule
     held = getattr(schedule, "_stages", None) or getattr(schedule, "_stage", None) or schedule
+    stages = held if isinstance(held, list | tuple) else [held]
+    if not all(hasattr(stage, name) for stage in stages for name in METHODS):
+        raise TypeError(f"{type(schedule).__name__} is not of torch.distributed.pipelining: give a schedule")
     with ExitStack() as undo:
-        for stage in held if isinstance(held, list | tuple) else [held]:
-            for name, op in _METHODS.items():
-                if (method := getattr(stage, name, None)) is None:
-                    raise TypeError(
-                        f"{type(stage).__name__} is no stage of torch.distributed.pipelining: give a schedule"
-                    )
-                setattr(stage, name, _ranged(method, stage.stage_index, op))
+        for stage in stages:
+            for name, op in METHODS.items():
+                setattr(stage, name, _ranged(getattr(stage, name), stage.stage_index, op))
                 undo.callback(delattr, stage, name)  # which uncovers the method of the class
         yield schedule
 

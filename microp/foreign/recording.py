@@ -14,25 +14,23 @@ from typing import Any
 import yaml
 
 from microp import records, settings
-from microp.foreign.clocks import Aligned
 from microp.foreign.reading import Lane
-from microp.foreign.steps import RankStep
+from microp.foreign.steps import FOREIGN, RankStep, Traced
 from microp.job import Job
 from microp.schedule import Partition, to_text
 from microp.trace import Span, in_flight_peak
 
-FOREIGN = "foreign"  # what microp did not make: the engine, the model
 UNKNOWN_GROUPS = ("partition", "checkpointing", "engine", "comms", "data")  # of a configuration
 
 
-def step_rows(aligned: Aligned, lanes: Sequence[Lane]) -> list[list[records.StepRow]]:
+def step_rows(traced: Traced) -> list[list[records.StepRow]]:
     """Return the rows of all steps, each with one row per rank."""
     return [
         [
-            _row(step, aligned.ranks[step][rank], list(own), lanes[rank])
-            for rank, own in groupby(spans, lambda s: s.rank)
+            _row(step, traced.steps[step][rank], list(own), traced.lanes[rank])
+            for rank, own in groupby(spans, lambda span: span.rank)
         ]
-        for step, spans in aligned.spans.items()
+        for step, spans in traced.spans.items()
     ]
 
 
@@ -57,12 +55,7 @@ def _row(step: int, row: RankStep, spans: Sequence[Span], lane: Lane) -> records
 
 
 def record(
-    runs: Path,
-    aligned: Aligned,
-    rows: Sequence[Sequence[records.StepRow]],
-    lanes: Sequence[Lane],
-    about: Mapping[str, Any],
-    name: str | None = None,
+    runs: Path, traced: Traced, rows: Sequence[Sequence[records.StepRow]], about: Mapping[str, Any], name: str | None
 ) -> tuple[Path, dict[str, Any]]:
     """Write the run folder below `runs`, and return the attempt and its summary.
 
@@ -73,27 +66,27 @@ def record(
     Raises:
         WriteError: a file cannot be written.
     """
-    schedule, last = aligned.schedule, list(aligned.spans)[-1]
+    schedule, last = traced.schedule, list(traced.spans)[-1]
     known_by = f"{to_text(schedule)}{[row['compute_ms'] for step in rows for row in step]}"
-    digest = hashlib.sha256(known_by.encode()).hexdigest()
-    run = name or f"{schedule.name}-m{schedule.chunks}-k{len(schedule.ranks)}-{digest[:8]}"
+    digest, ranks = hashlib.sha256(known_by.encode()).hexdigest(), len(schedule.ranks)
+    run = name or f"{schedule.name}-m{schedule.chunks}-k{ranks}-{digest[:8]}"
     attempt = records.new_attempt(runs, run)
     # 1. what readers need of a configuration, as far as a trace tells it; a stage counts as a layer
-    device = settings.DeviceSettings("cuda" if any(len(lane.kernels) for lane in lanes) else "cpu", 1)
-    numbers = {"ranks": len(schedule.ranks), "chunks": schedule.chunks, "replicas": 1, "steps": len(rows), "repeat": 0}
-    groups: dict[str, Any] = {group: {"name": FOREIGN} for group in UNKNOWN_GROUPS}
+    device = settings.DeviceSettings(traced.device, 1)
+    tracking = asdict(settings.TrackingSettings(None, None, None, None, [], None, False).resolved())
+    groups: dict[str, Any] = {group: {"name": FOREIGN} for group in UNKNOWN_GROUPS} | {"tracking": tracking}
     groups |= {"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.stages}}
-    groups |= {"device": {"name": device.name, "threads": 1}, "profile": None}
-    tracking = settings.TrackingSettings(None, None, None, None, [], None, False).resolved()
+    groups |= {"device": {"name": device.name, "threads": 1}, "profile": None, "replicas": 1, "repeat": 0}
+    groups |= {"ranks": ranks, "chunks": schedule.chunks, "steps": len(rows)}
     times = {"started": rows[0][0]["ended"], "ended": rows[-1][0]["ended"], "message": None}
     status = {"uid": digest[:12], **records.this_process(), **times}
     machine = dict.fromkeys(("cores", "commit", "experiment")) | {"processor": "", "packages": {}, "gpus": []}
     records.write_json(attempt / "status.json", {**status, "status": "running"})
-    records.write_text(attempt / "config.yaml", yaml.safe_dump({**numbers, **groups, "tracking": asdict(tracking)}))
+    records.write_text(attempt / "config.yaml", yaml.safe_dump(groups))
     records.write_json(attempt / "env.json", {**machine, "overrides": [], "wandb_agent": {}, **about})
     # 2. its steps, and the trace of the last one
     records.write_schedule(attempt, schedule)
-    for rank, spans in groupby(aligned.spans[last], lambda span: span.rank):
+    for rank, spans in groupby(traced.spans[last], lambda span: span.rank):
         recorder = records.RankRecorder(attempt, rank)
         for step in rows:
             recorder.step(step[rank])
@@ -105,11 +98,11 @@ def record(
     trained: Any = (schedule.chunks, len(rows), 0, 0.0, 0, engine, sync, 1, None, digest[:12])
     data = settings.SyntheticSettings("synthetic")
     job = Job(run, schedule, partition, model, settings.NEVER, data, device, "gloo", 0.0, *trained)
-    peaks = in_flight_peak(aligned.spans[last])
     summary = records.summarise(job, attempt, "finished")
     summary |= dict.fromkeys(("batch_size", "samples_per_s", "seed", "loss"))
     summary |= dict.fromkeys(("comms", "checkpointing"), FOREIGN)
-    summary["in_flight_peak"] = [peaks[rank] / len(schedule.stages_of(rank)) for rank in range(job.ranks)]
+    peaks = in_flight_peak(traced.spans[last])
+    summary["in_flight_peak"] = [peaks[rank] / len(schedule.stages_of(rank)) for rank in range(ranks)]
     records.write_json(attempt / "summary.json", summary)
     records.write_json(attempt / "status.json", {**status, "status": "finished"})
     return attempt, summary
