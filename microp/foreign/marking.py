@@ -13,11 +13,6 @@ METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight
 def marked(schedule: Any) -> Iterator[Any]:
     """Put a range around each action of one of torch's pipeline schedules, for torch.profiler.
 
-    ::
-
-        with microp.marked(schedule), torch.profiler.profile() as profiler:
-            schedule.step(batch, target=target)
-
     The ranges are called `PP:1F0`: stage, F, B, I or W, microbatch. In a loop of your own wrap each action in
     `torch.profiler.record_function("PP:1F0")`, without the wait for its input and without its send.
 

@@ -12,7 +12,7 @@ import yaml
 
 TABLE = Path(__file__).with_name("names.yaml")
 OPS = ("F", "B", "I", "W")
-OTHERS = ("post", "receive", "send", "optimizer", "step")
+OTHERS = ("receive", "send", "optimizer", "step")
 
 
 class TraceError(ValueError):
@@ -23,7 +23,7 @@ class Mark(NamedTuple):
     """What a range is: an `action`, or one of OTHERS."""
 
     kind: str
-    op: str = ""  # of an action or a `post`, as are stage and microbatch; None: the name lacks it
+    op: str = ""  # of an action, as are stage and microbatch; None: the name lacks it
     stage: int | None = None
     microbatch: int | None = None  # or the number of a step
     second: Mark | None = None  # the second action of a range with two
@@ -35,31 +35,31 @@ def read_names(own: Path | None = None) -> Callable[[str], Mark | None]:
     Raises:
         TraceError: the user's file is not such a table.
     """
-    table = [pair for path in (own, TABLE) if path for pair in _read(path)]
+    table = []
+    for path in (own, TABLE):
+        try:
+            for row in yaml.safe_load(path.read_text()) if path else ():
+                pattern, op = re.compile(row["pattern"]), str(row.get("op", ""))
+                if op not in (*OPS, *OTHERS) and "op" not in pattern.groupindex:
+                    raise ValueError(f"{pattern.pattern} tells no op, as {', '.join((*OPS, *OTHERS))}")
+                table.append((pattern, op))
+        except (OSError, ValueError, yaml.YAMLError, re.error, TypeError, KeyError, AttributeError) as error:
+            raise TraceError(
+                f"{path} is no table of names ({' '.join(str(error).split())[:99]}): see {TABLE}"
+            ) from error
 
     @cache
     def mark(name: str) -> Mark | None:
         fits = ((match.groupdict(), op) for pattern, op in table if (match := pattern.fullmatch(name)))
-        return next((_mark(groups, op) for groups, op in fits), None)
+        return next((_mark(groups, op, "") for groups, op in fits), None)
 
     return mark
 
 
-def _read(path: Path) -> list[tuple[re.Pattern[str], str]]:
-    try:
-        table = [(re.compile(row["pattern"]), str(row.get("op", ""))) for row in yaml.safe_load(path.read_text())]
-        for pattern, op in table:
-            if op not in (*OPS, *OTHERS) and "op" not in pattern.groupindex:
-                raise ValueError(f"{pattern.pattern} tells no op, as {', '.join((*OPS, *OTHERS))}")
-    except (OSError, ValueError, yaml.YAMLError, re.error, TypeError, KeyError, AttributeError) as error:
-        raise TraceError(f"{path} is no table of names ({' '.join(str(error).split())[:99]}): see {TABLE}") from error
-    return table
-
-
-def _mark(groups: dict[str, str | None], op: str) -> Mark:
-    def part(number: str) -> Mark:
-        stage, microbatch = (groups.get(f"{key}{number}") for key in ("stage", "microbatch"))
-        numbers = int(stage) if stage else None, int(microbatch) if microbatch else None
-        return Mark(op if op in OTHERS else "action", groups.get(f"op{number}") or op, *numbers)
-
-    return part("")._replace(second=part("2") if groups.get("op2") else None)
+def _mark(groups: dict[str, str | None], op: str, number: str) -> Mark:
+    """Return the mark in the groups of a match; `number` is 2 for the second action."""
+    stage, microbatch = (
+        int(text) if (text := groups.get(f"{key}{number}")) else None for key in ("stage", "microbatch")
+    )
+    second = _mark(groups, "", "2") if groups.get("op2") and not number else None
+    return Mark(op if op in OTHERS else "action", groups.get(f"op{number}") or op, stage, microbatch, second)

@@ -38,10 +38,11 @@ _IGNORED = ("fwdbwd", "ac2g", "gpu_user_annotation", "gpu_memcpy", "gpu_memset")
 _MESSAGES = ("c10d::", "record_param_comms")  # operators
 _UNITS = {"_ns": 1, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "": 1e6}
 _LONGEST = 1e16  # microseconds
-Where = tuple[str, str | None]  # process and thread
-Event = dict[str, Any]
 CUT = "it was cut, and is read up to there"
 NONE = np.zeros((0, 3), np.int64)
+Where = tuple[str, str | None]  # process and thread
+Event = dict[str, Any]
+Naming = Callable[[str], Mark | None]
 
 
 class Range(NamedTuple):
@@ -73,7 +74,7 @@ class Lane(NamedTuple):
         return f"{self.file}, rank {self.rank}"
 
 
-def read_lanes(paths: Sequence[Path], names: Callable[[str], Mark | None]) -> tuple[list[Lane], list[str]]:
+def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[str]]:
     """Return a lane per rank, by rank, and what there is to say about the files.
 
     Raises:
@@ -81,10 +82,15 @@ def read_lanes(paths: Sequence[Path], names: Callable[[str], Mark | None]) -> tu
     """
     lanes, notes = dict[int, Lane](), list[str]()
     for path in paths:
+        said = list[str]()
         try:
-            text, cut = _text(path)
+            data = path.read_bytes()
+            if data[:2] == b"\x1f\x8b":
+                inflate = zlib.decompressobj(31)
+                data, said = inflate.decompress(data), [] if inflate.eof else [CUT]
+            text = data.decode("latin-1")
             is_json = text.lstrip()[:1] in ("{", "[")
-            read, said = _json_lanes(path, text, names) if is_json else (_csv_lanes(path, text), [])
+            read = _json_lanes(path, text, names, said) if is_json else _csv_lanes(path, text)
             if not any(lane.of("action") for lane in read):
                 raise TraceError("it has no action: profile `with microp.marked(schedule):`, or give --names FILE")
         except (OSError, zlib.error) as error:
@@ -92,26 +98,17 @@ def read_lanes(paths: Sequence[Path], names: Callable[[str], Mark | None]) -> tu
             raise TraceError(f"{path} cannot be read ({why}): give a trace") from error
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from error
-        notes += [f"{path}: {text}" for text in dict.fromkeys(cut + said)]
+        notes += [f"{path}: {text}" for text in dict.fromkeys(said)]
         for lane in read:
             if (other := lanes.setdefault(lane.rank, lane)) is not lane:
                 raise TraceError(f"rank {lane.rank} is in {other.file} and in {path}: give each rank once")
     return [lanes[rank] for rank in sorted(lanes)], notes
 
 
-def _text(path: Path) -> tuple[str, list[str]]:
-    """Return a file's text, each byte a character, and whether it was cut in compressed form."""
-    data = path.read_bytes()
-    if data[:2] != b"\x1f\x8b":
-        return data.decode("latin-1"), []
-    inflate = zlib.decompressobj(31)
-    return inflate.decompress(data).decode("latin-1"), [CUT] * (not inflate.eof)
-
-
 class _Events:
     """What the events of one JSON file say, by process and thread."""
 
-    def __init__(self, names: Callable[[str], Mark | None]) -> None:
+    def __init__(self, names: Naming) -> None:
         self._names = names
         self._begun: dict[Where, list[Event]] = defaultdict(list)
         self.ranges: dict[Where, list[Range]] = defaultdict(list)
@@ -127,9 +124,9 @@ class _Events:
             self._begun[where].append(event)
         elif phase == "E" and self._begun[where]:
             begun = self._begun[where].pop()
-            if self._names(str(begun.get("name"))):
+            if self._names(name := str(begun.get("name"))):
                 length = _number(event, "ts") - _number(begun, "ts")
-                self._add_slice({**begun, "dur": length}, str(begun.get("name")), where, args)
+                self._add_slice({**begun, "dur": length}, name, where, args)
         elif phase == "M" and name in ("thread_name", "process_name"):
             self.called[where[0], where[1] if name == "thread_name" else None] = str(args.get("name"))
         elif phase == "X":
@@ -156,20 +153,19 @@ class _Events:
 
 def _times(event: Event) -> tuple[int, int]:
     start, length = _number(event, "ts"), _number(event, "dur")
-    if length < 0:
-        raise TraceError(f"{str(event.get('name'))[:40]} lasts {length:g} us: give a whole trace")
     return round(start * 1000), round((start + length) * 1000)
 
 
 def _number(event: Event, key: str) -> float:
     value = event.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LONGEST:
+    least = 0 if key == "dur" else -_LONGEST
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < _LONGEST:
         raise TraceError(f"{str(event.get('name'))[:40]} has no time ({key}={str(value)[:40]}): give a whole trace")
     return value
 
 
-def _json_lanes(path: Path, text: str, names: Callable[[str], Mark | None]) -> tuple[list[Lane], list[str]]:
-    """Return the lanes of a file, and what there is to say about it."""
+def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> list[Lane]:
+    """Return the lanes of a file; `said` gets what there is to say about it."""
     # 1. its events, and what stands around them
     if (begin := _BEGIN.match(text)) is None:
         raise TraceError("it has no traceEvents: give a trace of torch.profiler, Chrome JSON, or CSV")
@@ -180,27 +176,26 @@ def _json_lanes(path: Path, text: str, names: Callable[[str], Mark | None]) -> t
         except (ValueError, RecursionError):
             break
         events.add(event)
-    notes = [CUT] * (not text.startswith("]", at))
+    said += [CUT] * (not text.startswith("]", at))
     outside = text[: begin.end()] + text[at : at + 100_000]
     base, distributed = _BASE.search(outside), _DISTRIBUTED.search(outside)
     offset, world = int(base[1]) if base else 0, int(distributed[2]) if distributed else 0
     # 2. the processes and threads of each rank
-    acting = [where for where, own in events.ranges.items() if any(each.mark.kind == "action" for each in own)]
+    acting = sorted(where for where, own in events.ranges.items() if any(each.mark.kind == "action" for each in own))
+    titles = {process: events.called[process, None] or process for process, _ in acting}
+    if not distributed and 1 < len(titles) < len(acting):  # microp's export: each timeline has all ranks
+        chosen = next((each for each in titles if titles[each].startswith("measured")), acting[0][0])
+        said.append(f"it has {len(titles)} timelines: the one called {titles[chosen]!r} is read")
+        acting, titles = [where for where in acting if where[0] == chosen], {chosen: ""}
     parts: dict[int, list[Where]] = {}
+    for order, where in enumerate(acting):
+        match = _RANK.search(f"{events.called[where]} {events.called[where[0], None]}")
+        own = [each for each in events.ranges if each == where or (each[0] == where[0] and len(titles) > 1)]
+        if parts.setdefault(int(match[1]) if match else order, own) is not own and not distributed:
+            raise TraceError(f"it has two lanes of rank {match[1] if match else order}: keep one")
     if distributed or len(acting) == 1:
         numbers = _RANK.findall(path.name) or re.findall(r"\d{1,6}", path.name) or [0]
-        parts[int(distributed[1] if distributed else numbers[-1])] = list(events.ranges)
-    else:
-        titles = {process: events.called[process, None] or process for process, _ in acting}
-        if 1 < len(titles) < len(acting):  # microp's export has a process per timeline, each with all ranks
-            chosen = next((each for each in titles if titles[each].startswith("measured")), acting[0][0])
-            notes.append(f"it has {len(titles)} timelines: the one called {titles[chosen]!r} is read")
-            acting, titles = [where for where in acting if where[0] == chosen], {chosen: ""}
-        for order, where in enumerate(sorted(acting)):
-            match = _RANK.search(f"{events.called[where]} {events.called[where[0], None]}")
-            own = [each for each in events.ranges if each == where or (each[0] == where[0] and len(titles) > 1)]
-            if parts.setdefault(int(match[1]) if match else order, own) is not own:
-                raise TraceError(f"it has two lanes of rank {match[1] if match else order}: keep one")
+        parts = {int(distributed[1] if distributed else numbers[-1]): list(events.ranges)}
     # 3. their lanes
     lanes = []
     for rank, own in parts.items():
@@ -211,18 +206,18 @@ def _json_lanes(path: Path, text: str, names: Callable[[str], Mark | None]) -> t
         pairs = sorted((launched[key], *times) for key, times in events.kernels.items() if key in launched)
         columns = (np.sort(np.array(column, np.int64)) + offset for column in (events.operators, events.backwards))
         lanes = [Lane(*lanes[0][:4], np.array(pairs, np.int64).reshape(-1, 3) + offset, *columns)]
-    return lanes, notes
+    return lanes
 
 
 def _csv_lanes(path: Path, text: str) -> list[Lane]:
     """Return the lanes of a table, whose times are milliseconds unless they are called `start_us` and the like."""
     lanes, steps = dict[int, Lane](), dict[tuple[int, int], Range]()
     table = csv.DictReader(io.StringIO(text.removeprefix("\xef\xbb\xbf")), skipinitialspace=True)
-    columns = set(table.fieldnames or ())
-    unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= columns), None)
-    if unit is None or not {"rank", "op", "stage", "microbatch"} <= columns:
-        raise TraceError("it is neither JSON nor a CSV with the columns rank, op, stage, microbatch, start, end")
     try:
+        columns = set(table.fieldnames or ())
+        unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= columns), None)
+        if unit is None or not {"rank", "op", "stage", "microbatch"} <= columns:
+            raise TraceError("it is neither JSON nor a CSV with the columns rank, op, stage, microbatch, start, end")
         for row in table:
             rank, stage, microbatch = (int(row[key]) for key in ("rank", "stage", "microbatch"))
             start, end = (round(float(row[f"{key}{unit}"]) * _UNITS[unit]) for key in ("start", "end"))
@@ -232,11 +227,14 @@ def _csv_lanes(path: Path, text: str) -> list[Lane]:
             lane = lanes.setdefault(rank, Lane(path, rank, []))
             lane.ranges.append(Range(start, end, Mark("action", row["op"], stage, microbatch)))
             if row.get("step"):
-                step = rank, int(row["step"])
-                known, mark = steps.get(step, lane.ranges[-1]), Mark("step", microbatch=int(row["step"]))
-                steps[step] = Range(min(start, known.start), max(end + 1, known.end), mark)
+                step = int(row["step"])
+                known = steps.get((rank, step), lane.ranges[-1])
+                window = min(start, known.start), max(end + 1, known.end)
+                steps[rank, step] = Range(*window, Mark("step", microbatch=step))
     except (csv.Error, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, TraceError):
+            raise
         raise TraceError(f"line {table.line_num} is no row of spans: {str(error)[:120]}") from error
-    for (rank, _), window in steps.items():
-        lanes[rank].ranges.append(window)
+    for (rank, _), each in steps.items():
+        lanes[rank].ranges.append(each)
     return list(lanes.values())

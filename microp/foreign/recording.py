@@ -25,13 +25,11 @@ UNKNOWN_GROUPS = ("partition", "checkpointing", "engine", "comms", "data")  # of
 
 def step_rows(traced: Traced) -> list[list[records.StepRow]]:
     """Return the rows of all steps, each with one row per rank."""
-    return [
-        [
-            _row(step, traced.steps[step][rank], list(own), traced.lanes[rank])
-            for rank, own in groupby(spans, lambda span: span.rank)
-        ]
-        for step, spans in traced.spans.items()
-    ]
+    rows = []
+    for step, spans in traced.spans.items():
+        parts = (list(own) for _, own in groupby(spans, lambda span: span.rank))
+        rows.append([_row(step, *each) for each in zip(traced.steps[step], parts, traced.lanes, strict=True)])
+    return rows
 
 
 def _row(step: int, row: RankStep, spans: Sequence[Span], lane: Lane) -> records.StepRow:
@@ -57,14 +55,11 @@ def _row(step: int, row: RankStep, spans: Sequence[Span], lane: Lane) -> records
 def record(
     runs: Path, traced: Traced, rows: Sequence[Sequence[records.StepRow]], about: Mapping[str, Any], name: str | None
 ) -> tuple[Path, dict[str, Any]]:
-    """Write the run folder below `runs`, and return the attempt and its summary.
+    """Write the run folder below `runs`, and return the attempt and its summary; WriteError: that cannot be done.
 
     Args:
         about: what `env.json` has besides: command and notes.
         name: the run's folder; None for `<schedule>-m<M>-k<K>-<hash of the times>`.
-
-    Raises:
-        WriteError: a file cannot be written.
     """
     schedule, last = traced.schedule, list(traced.spans)[-1]
     known_by = f"{to_text(schedule)}{[row['compute_ms'] for step in rows for row in step]}"

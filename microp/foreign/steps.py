@@ -11,7 +11,7 @@ The clocks of the ranks are left as they are: `clocks` aligns them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -47,17 +47,19 @@ class RankStep(NamedTuple):
     ended: int  # the end of its optimizer, or else of its last action
     optimizer: int  # how long that took
 
+    def shifted(self, by: int) -> RankStep:
+        moved = [each._replace(start=each.start + by, end=each.end + by) for each in self.actions]
+        return self._replace(actions=moved, began=self.began + by, ended=self.ended + by)
+
 
 class Traced(NamedTuple):
-    """The whole steps of a trace, in nanoseconds."""
+    """The whole steps of a trace, in nanoseconds; steps and spans are by the number of the step, and by rank."""
 
     schedule: Schedule  # the order of the last step, with its name if it is one that microp builds
-    steps: dict[int, list[RankStep]]  # number of the step -> what each rank did
-    lanes: list[Lane]  # of each rank
+    lanes: list[Lane]
     notes: list[str]  # what was left out or changed, what the times are, and what can still be wrong
-    spans: Mapping[int, list[Span]] = MappingProxyType(
-        {}
-    )  # number of the step -> the spans of all ranks, rank by rank, on one clock
+    steps: dict[int, list[RankStep]]
+    spans: Mapping[int, list[Span]] = MappingProxyType({})  # on one clock
     clocks: str = ""  # how well the clocks agree, as a sentence
 
     @property
@@ -85,10 +87,9 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
     faults: dict[int, str] = {}
     for lane, steps in zip(lanes, ranks, strict=True):
         seen = {step: Counter(each.action for each in steps[step].actions) for step in common}
+        every = dict.fromkeys(action for counts in seen.values() for action in counts)
         for step, counts in seen.items():
-            if odd := [
-                action for action in dict.fromkeys(a for own in seen.values() for a in own) if counts[action] != 1
-            ]:
+            if odd := [action for action in every if counts[action] != 1]:
                 names = ", ".join(map(str, odd[:NAMED])) + (f" and {len(odd) - NAMED} more" if odd[NAMED:] else "")
                 what = "has twice" if counts[odd[0]] else "lacks"
                 faults.setdefault(step, f"step {step}: {lane.name}, {what} {names}")
@@ -102,14 +103,13 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
         notes.append(f"the {len(orders)} steps ran {len(set(orders))} orders: the last one is drawn and replayed")
     chunks = 1 + max(action.microbatch for row in orders[-1] for action in row)
     schedule = _named(Schedule(FOREIGN, chunks, orders[-1]), lanes)
-    # 4. what the times of the actions are, and where a wait may be in them
+    # 4. where a wait may be in the times of the actions, and what these are
     for rank, lane in enumerate(lanes):
         actions = [each for rows in whole.values() for each in rows[rank].actions]
         received = [each.received for each in actions if remote_source(schedule, rank, each.action) is not None]
-        if any(received) and not all(received):
-            lost = f"{received.count(False)} of {len(received)} receives are missing"
-            notes.append(f"{lane.name}: {lost}: waits may count as work")
-    traced = Traced(schedule, whole, lanes, notes)
+        if any(received) and (lost := received.count(False)):
+            notes.append(f"{lane.name}: {lost} of {len(received)} receives are missing: waits may count as work")
+    traced = Traced(schedule, lanes, notes, whole)
     if traced.device == "cuda":
         notes.append("an action lasts from the begin of its first GPU kernel to the end of its last one")
     return traced
@@ -126,12 +126,10 @@ def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], 
     is_even = len({after - before for before, after in pairwise(ranks)}) == 1 and world and world % len(lanes) == 0
     if not is_even and (is_part or ranks != list(range(len(lanes)))):
         raise TraceError(f"{given} are given ({lanes[0].file}, ...), and no stages: give all ranks of one pipeline")
-    staged = []
     for stage, lane in enumerate(lanes):
-        marks = [each.mark._replace(stage=stage) if each.mark.stage is None else each.mark for each in lane.ranges]
-        ranges = [each._replace(mark=mark) for each, mark in zip(lane.ranges, marks, strict=True)]
-        staged.append(lane._replace(ranges=ranges))
-    return staged, notes
+        marks = (each.mark if each.mark.stage is not None else each.mark._replace(stage=stage) for each in lane.ranges)
+        lane.ranges[:] = [each._replace(mark=mark) for each, mark in zip(lane.ranges, marks, strict=True)]
+    return list(lanes), notes
 
 
 def _named(schedule: Schedule, lanes: Sequence[Lane]) -> Schedule:
@@ -166,23 +164,23 @@ def _steps_of(lane: Lane) -> dict[int, RankStep]:
     windows, optimizers = lane.of("step"), lane.of("optimizer")
     begins, updates = [each.start for each in windows], [each.start for each in optimizers]
     found: dict[int, list[Timed]] = defaultdict(list)
-    counts, seen, repeated = Counter[tuple[int | None, str, int]](), set[tuple[int, Action]](), 0
+    counts, seen, repeated = Counter[tuple[int, str, int]](), set[tuple[int, Action]](), 0
     for mark, timed in _timed(lane):
         # 1. the step of the action, and its microbatch where its name has none
-        action, step = timed.action, bisect_right(updates, timed.opened) if updates else None
+        action, step = timed.action, bisect_right(updates, timed.opened)
         if windows:
             at = bisect_right(begins, timed.opened) - 1
             if at < 0 or timed.opened >= windows[at].end:
                 continue  # outside of the steps
-            step = windows[at].mark.microbatch
+            step = windows[at].mark.microbatch or 0
         if mark.microbatch is None:
             kind = (step, mark.op, action.stage)
             action = action._replace(microbatch=counts[kind])
             counts[kind] += 1
-        if step is None:
+        if not windows and not updates:
             repeated += (repeated, action) in seen
             seen.add((repeated, action))
-        found[repeated if step is None else step].append(timed._replace(action=action))
+        found[step + repeated].append(timed._replace(action=action))
     # 2. when the steps began and ended
     steps, order = {}, sorted(found)
     for number, later in zip(order, [*order[1:], None], strict=True):
@@ -196,40 +194,26 @@ def _steps_of(lane: Lane) -> dict[int, RankStep]:
 
 
 def _timed(lane: Lane) -> Iterator[tuple[Mark, Timed]]:
-    """Yield the mark and the times of each action, without its waits."""
-    ranges, posts, sends = _alone(lane), lane.of("post"), [each.start for each in lane.of("send")]
-    begins, posted = [each.start for each in ranges], [each.start for each in posts]
-    # 1. the receives of each range: those in it, and those that began in a range that posts them for its action
-    inside: dict[int, int] = {}  # index of a range -> the end of its receive
-    waited: dict[tuple[str, int | None, int | None], deque[int]] = defaultdict(deque)
-    for receive in lane.of("receive"):
-        at = bisect_right(posted, receive.start) - 1
-        if at >= 0 and receive.start <= posts[at].end:
-            waited[posts[at].mark[1:4]].append(receive.end)
-        elif (at := bisect_right(begins, receive.start) - 1) >= 0 and receive.end <= ranges[at].end:
-            inside[at] = max(receive.end, inside.get(at, 0))
-
-    def arrived(mark: Mark, until: int) -> int:
-        """Return when the receive of an action ended, which then counts for no other; 0 if none had ended by then."""
-        ends, last = waited[mark.op.replace("I", "B"), mark.stage, mark.microbatch], 0
-        while ends and ends[0] <= until:
-            last = ends.popleft()
-        return last
-
-    # 2. what is left of each range
-    for at, (opened, end, mark) in enumerate(ranges):
-        came = max(arrived(mark, end), inside.get(at, 0))
-        start = max(opened, came)
-        if (after := bisect_right(sends, start)) < len(sends) and sends[after] < end:
-            end = _last_operator(lane, start, sends[after])
-        first, last = lane.kernels[:, 0].searchsorted((opened, ranges[at].end))
-        if first < last:  # it launched kernels
-            start, end = int(lane.kernels[first:last, 1].min()), int(lane.kernels[first:last, 2].max())
-        pieces = [(mark, start, end, came > 0)]
-        if mark.second is not None:
-            middle, other = _middle(lane, start, end), arrived(mark.second, end)
-            pieces = [(mark, start, middle, came > 0), (mark.second, max(middle, other), end, other > 0)]
-        for one, start, end, received in pieces:
+    """Yield the mark and the times of each action, without its waits: it begins where the receive before it ended."""
+    receives, sends, free = sorted(each.end for each in lane.of("receive")), [each.start for each in lane.of("send")], 0
+    for opened, closed, mark in _alone(lane):
+        middle = closed
+        if mark.second is not None:  # a pair is cut where its backward has the first operator, or after a third
+            first, last = lane.backwards.searchsorted((opened, closed))
+            middle = opened + (closed - opened) // 3
+            middle = middle if first == last else _last_operator(lane, opened, int(lane.backwards[first]))
+        for one, start, until in ((mark, opened, middle), (mark.second, middle, closed)):
+            if one is None:
+                continue
+            at, end = bisect_right(receives, until) - 1, until
+            if received := at >= 0 and receives[at] > free:
+                start = max(start, receives[at])
+            if (after := bisect_right(sends, start)) < len(sends) and sends[after] < end:
+                end = _last_operator(lane, start, sends[after])
+            first, last = lane.kernels[:, 0].searchsorted((start, until))
+            if first < last:  # it launched kernels
+                start, end = int(lane.kernels[first:last, 1].min()), int(lane.kernels[first:last, 2].max())
+            free = until
             yield one, Timed(Action(Op(one.op), one.stage or 0, one.microbatch or 0), opened, start, end, received)
 
 
@@ -244,12 +228,6 @@ def _alone(lane: Lane) -> list[Range]:
                 raise TraceError(f"{lane.name}: {action} begins before {other} has ended: give one lane per rank")
         kept.append(each)
     return kept
-
-
-def _middle(lane: Lane, start: int, end: int) -> int:
-    """Return when a forward ended and the backward in the same range began: at its first operator, or a third on."""
-    first, last = lane.backwards.searchsorted((start, end))
-    return start + (end - start) // 3 if first == last else _last_operator(lane, start, int(lane.backwards[first]))
 
 
 def _last_operator(lane: Lane, start: int, end: int) -> int:
