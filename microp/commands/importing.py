@@ -37,8 +37,11 @@ torch by _load_csv of that class, microp with schedule=file schedule.path={0}; M
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read, record and show a trace and return the exit code: 0; 1 if a file cannot be written; 2 for bad input."""
-    parser = CommandParser(prog="python -m microp.import_trace", description=__doc__.partition(":")[0])
+    """Read, record and show a trace and return the exit code."""
+    codes = "exit code: 0; 1 if a file cannot be written; 2 for bad input"
+    parser = CommandParser(
+        prog="python -m microp.import_trace", description=f"{__doc__.partition(':')[0]}.", epilog=codes
+    )
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
     add("--name", type=_name, help="the run's folder in outputs/runs")
@@ -121,7 +124,7 @@ def _import(options: argparse.Namespace) -> None:
             f"what if {shlex.join(options.what_if)}: step {then:.4g} ms, {rate:+.1f} % per microbatch than the replay"
         )
         print(f"  bubble {bubbles}; in flight at most {max(trace.in_flight_peak(answer).values())}")
-        print(*(f"  assumed: {note}" for note in usual + assumed), sep="\n")
+        print(*(f"  assumed: {note}" for note in usual * (sizes != layers) + assumed), sep="\n")
     if options.profile:
         profile, assumed = foreign.profile_of(traced, rows, layers, costs, options.rows)
         write_text(options.profile, yaml.safe_dump(to_plain(profile), sort_keys=False, width=120))
@@ -145,6 +148,8 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     for name, bubble in BUBBLES.items():
         print(f"bubble {_spread([float(bubble(spans)) for spans in every], '.4f')}  {name}")
     print(traced.clocks)
+    if any(len(lane.operators) for lane in traced.lanes):
+        print("the profiler's own time, about 0.04 ms per range, counts as its action's")
     print(
         f"microbatches in flight, at most: {', '.join(f'{peak:g}' for peak in summary['in_flight_peak'])}", flush=True
     )
@@ -155,7 +160,7 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     on = [sum(float(span.end - span.start) for span in path if span.rank == rank) for rank in ranks]
     shares = ", ".join(f"rank {rank} {100 * part / time:.0f} %" for rank, part in enumerate(on) if part)
     print(f"critical path of the replayed step: {len(path)} actions; {shares}")
-    print(f"replayed {time:.4g} ms, {100 * (time / median(makespans) - 1):+.1f} % of the median step")
+    print(f"replayed over all steps: {time:.4g} ms, {100 * (time / median(makespans) - 1):+.1f} % of the median step")
 
 
 def _spread(values: Sequence[float], form: str) -> str:

@@ -27,11 +27,7 @@ MOST = 0.005  # of a step: a contradiction that is noise
 
 
 def align(found: Traced) -> Traced:
-    """Return the steps on one clock.
-
-    Raises:
-        TraceError: in no step the bounds can be met.
-    """
+    """Return the steps on one clock; TraceError: in no step the bounds can be met."""
     files = list(dict.fromkeys(lane.file for lane in found.lanes))
     clocks, schedule = [files.index(lane.file) for lane in found.lanes], found.schedule
     spans, ranks, refused = dict[int, list[Span]](), dict[int, list[RankStep]](), dict[int, str]()

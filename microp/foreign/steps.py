@@ -69,11 +69,7 @@ class Traced(NamedTuple):
 
 
 def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
-    """Return the whole steps of the lanes, of one rank each, still on the clocks of the ranks.
-
-    Raises:
-        TraceError: no step is whole, or ranks are missing.
-    """
+    """Return the whole steps of the lanes, on the ranks' own clocks; TraceError: none is whole, or ranks lack."""
     lanes, notes = _in_order(lanes, notes)
     # 1. the steps that all ranks have
     ranks = [_steps_of(lane) for lane in lanes]
@@ -109,10 +105,9 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
         received = [each.received for each in actions if remote_source(schedule, rank, each.action) is not None]
         if any(received) and (lost := received.count(False)):
             notes.append(f"{lane.name}: {lost} of {len(received)} receives are missing: waits may count as work")
-    traced = Traced(schedule, lanes, notes, whole)
-    if traced.device == "cuda":
+    if any(len(lane.kernels) for lane in lanes):
         notes.append("an action lasts from the begin of its first GPU kernel to the end of its last one")
-    return traced
+    return Traced(schedule, lanes, notes, whole)
 
 
 def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], list[str]]:
@@ -133,11 +128,7 @@ def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], 
 
 
 def _named(schedule: Schedule, lanes: Sequence[Lane]) -> Schedule:
-    """Return a valid order with its name, if microp builds it.
-
-    Raises:
-        TraceError: the order is not one of a whole pipeline.
-    """
+    """Return an order with its name, if microp builds it; TraceError: it is not one of a whole pipeline."""
     try:
         validate(schedule)
     except ValueError as error:
@@ -231,9 +222,6 @@ def _alone(lane: Lane) -> list[Range]:
 
 
 def _last_operator(lane: Lane, start: int, end: int) -> int:
-    """Return when the last operator between two times ended, or the later time if there is none.
-
-    Where a send cuts a range, its record can be late: on a busy machine the rank is woken only later.
-    """
+    """Return when the last operator between two times ended, or the later time: a busy machine records a send late."""
     at = int(lane.operators.searchsorted(end, "right")) - 1
     return int(lane.operators[at]) if at >= 0 and lane.operators[at] > start else end

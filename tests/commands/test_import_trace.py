@@ -30,7 +30,7 @@ def test_a_trace_becomes_a_run(folder):
     assert (done.returncode, done.stderr) == (0, "")
     for text in (
         "2 ranks, 4 microbatches, 2 steps; the order is 1f1b",
-        "replayed 154 ms, +0.0 %",
+        "replayed over all steps: 154 ms, +0.0 %",
         "rank 1 |",
         "one clock",
     ):
