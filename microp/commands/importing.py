@@ -26,22 +26,16 @@ FILES = """traces of torch.profiler, one per rank of a pipeline (also .gz); Chro
 rank; or CSV: rank, op, stage, microbatch, start, end"""
 LAYERS = 8  # of a stage, if that is not known
 ROWS = 32  # the most ranks of a timeline
-BUBBLES = {  # with the definitions of `trace.metrics`
-    "gpipe, idle / total": trace.bubble_fraction,
-    "megatron, idle / ideal": trace.megatron_bubble,
-    "zero bubble, idle / longest span of a rank": trace.zero_bubble_rate,
-}
+BUBBLES = {"gpipe, idle / total": trace.bubble_fraction, "megatron, idle / ideal": trace.megatron_bubble}
+BUBBLES["zero bubble, idle / longest span of a rank"] = trace.zero_bubble_rate
 ENGINES = """torchtitan runs it with
   --parallelism.pipeline_parallel_schedule _PipelineScheduleRuntime --parallelism.pipeline_parallel_schedule_csv {0}
 torch by _load_csv of that class, microp with schedule=file schedule.path={0}; Megatron, DeepSpeed only their own"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read, record and show a trace and return the exit code."""
-    codes = "exit code: 0; 1 if a file cannot be written; 2 for bad input"
-    parser = CommandParser(
-        prog="python -m microp.import_trace", description=f"{__doc__.partition(':')[0]}.", epilog=codes
-    )
+    """Read the trace of another program's pipeline as a run. Exit code 1: a file cannot be written; 2: bad input."""
+    parser = CommandParser(prog="python -m microp.import_trace", description=main.__doc__)
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
     add("--name", type=_name, help="the run's folder in outputs/runs")
@@ -83,9 +77,7 @@ def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) 
     assert isinstance(config, SimulateConfig)
     job = make_pricing_job(config)
     if job.workload is None:
-        raise foreign.TraceError(
-            f"{sum(layers)} layers are fewer than {job.schedule.stages} stages: give more --layers"
-        )
+        raise foreign.TraceError(f"{sum(layers)} layers are too few for {job.schedule.stages} stages: see --layers")
     is_same = job.schedule.stages == traced.stages and not any(word.startswith("partition") for word in words)
     return job.schedule, layers if is_same else job.workload.layers
 
@@ -120,9 +112,7 @@ def _import(options: argparse.Namespace) -> None:
         then, now = (float(trace.makespan(spans)) for spans in (answer, replayed))
         rate = 100 * ((then / order.chunks) / (now / traced.schedule.chunks) - 1)
         bubbles = " for ".join(f"{float(trace.bubble_fraction(spans)):.4f}" for spans in (answer, replayed))
-        print(
-            f"what if {shlex.join(options.what_if)}: step {then:.4g} ms, {rate:+.1f} % per microbatch than the replay"
-        )
+        print(f"what if {shlex.join(options.what_if)}: step {then:.4g} ms, per microbatch {rate:+.1f} % of the replay")
         print(f"  bubble {bubbles}; in flight at most {max(trace.in_flight_peak(answer).values())}")
         print(*(f"  assumed: {note}" for note in usual * (sizes != layers) + assumed), sep="\n")
     if options.profile:
@@ -140,19 +130,15 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     """Print the step, the bubbles, where the time went, and how well the replay meets the step."""
     schedule, every, ranks = traced.schedule, traced.spans.values(), range(len(traced.schedule.ranks))
     makespans = [float(trace.makespan(spans)) / 1e6 for spans in every]
-    called = (
-        "an order that microp does not build" if schedule.name == foreign.FOREIGN else f"the order is {schedule.name}"
-    )
-    print(f"{len(ranks)} ranks, {schedule.chunks} microbatches, {len(every)} steps; {called}")
+    order = "one that microp does not build" if schedule.name == foreign.FOREIGN else schedule.name
+    print(f"{len(ranks)} ranks, {schedule.chunks} microbatches, {len(every)} steps; the order is {order}")
     print(f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end")
     for name, bubble in BUBBLES.items():
         print(f"bubble {_spread([float(bubble(spans)) for spans in every], '.4f')}  {name}")
     print(traced.clocks)
     if any(len(lane.operators) for lane in traced.lanes):
         print("the profiler's own time, about 0.04 ms per range, counts as its action's")
-    print(
-        f"microbatches in flight, at most: {', '.join(f'{peak:g}' for peak in summary['in_flight_peak'])}", flush=True
-    )
+    print("microbatches in flight, at most:", *(f"{peak:g}" for peak in summary["in_flight_peak"]), flush=True)
     times = {kind: [f"{value:.2f}" for value in values] for kind, values in summary["time_ms"].items() if any(values)}
     heading = columns.Column("last step, ms", [f"rank {rank}" for rank in ranks], "left", 1)
     columns.show(console.out, [heading, *(columns.Column(*column) for column in times.items())], "summary.json")

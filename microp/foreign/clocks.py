@@ -30,16 +30,16 @@ def align(found: Traced) -> Traced:
     """Return the steps on one clock; TraceError: in no step the bounds can be met."""
     files = list(dict.fromkeys(lane.file for lane in found.lanes))
     clocks, schedule = [files.index(lane.file) for lane in found.lanes], found.schedule
-    spans, ranks, refused = dict[int, list[Span]](), dict[int, list[RankStep]](), dict[int, str]()
-    moved, residual, corrected = 0, 0.0, 0.0
+    steps, refused = dict[int, list[RankStep]](), dict[int, str]()
+    residual, corrected, is_late = 0.0, 0.0, False
     for step, rows in found.steps.items():
         # 1. the bounds; ranges may contain waits: then only their ends are certain
         length = max(row.ended - row.began for row in rows)
         least, action, off = _bounds(schedule, rows, clocks, by_end=False)
-        if off > MOST * length:
+        if has_waits := off > MOST * length:
             refused[step] = f"{action} begins {off / 1e6:.3g} ms before its input was made, whatever the clocks"
             least, _, off = _bounds(schedule, rows, clocks, by_end=True)
-        if all(each.end <= each.start for row in rows for each in row.actions):
+        if all(span.end <= span.start for row in rows for span in row.spans):
             refused[step], off = "no action takes any time", np.inf
         if off > MOST * length:
             continue
@@ -52,22 +52,17 @@ def align(found: Traced) -> Traced:
         free = np.maximum(-low, high) if is_met else (high - low) / 2
         residual, corrected = max(residual, float(free.max())), max(corrected, float(np.abs(offsets).max()))
         # 3. the step with them
-        shifts = [int(offsets[clock]) for clock in clocks]
-        ranks[step] = [row.shifted(by) for row, by in zip(rows, shifts, strict=True)]
-        spans[step] = _spans(schedule, ranks[step])
-        moved += sum(
-            not each.received and span.start - each.start > 1e-4 * length
-            for each, span in zip((each for row in ranks[step] for each in row.actions), spans[step], strict=True)
-        )
+        steps[step], moved = _moved(schedule, rows, [int(offsets[clock]) for clock in clocks])
+        is_late = is_late or has_waits or moved > 1e-4 * length
     left_out = [f"left out: step {step}: {why}" for step, why in refused.items()]
-    if not spans:
+    if not steps:
         raise TraceError(f"no step can be used; {left_out[0]}: give each rank's own trace")
     notes = [*found.notes, *left_out]
-    if moved:
-        notes.append(f"{moved} actions begin before their input was made: the wait is taken off, but not the transfer")
+    if is_late:
+        notes.append("some actions begin before their input was made: the wait is taken off, but not the transfer")
     how = f"corrected by up to {corrected / 1e6:.4g} ms" if corrected else "left as they are"
     text = f"clocks {how}: no receive ends before its send began; they agree within {residual / 1e6:.3g} ms"
-    return found._replace(steps=ranks, spans=spans, notes=notes, clocks=text if len(files) > 1 else "one clock")
+    return found._replace(steps=steps, notes=notes, clocks=text if len(files) > 1 else "one clock")
 
 
 def _bounds(
@@ -75,36 +70,39 @@ def _bounds(
 ) -> tuple[Any, str, float]:
     """Return [a, b], the least o(b) - o(a), for all pairs of clocks, and the worst action with its contradiction.
 
-    `by_end`: an action whose receive was not seen is only known to end after its input was made.
+    `by_end`: an action is only known to end after its input was made.
     """
     zero = min(row.began for row in rows)
-    ends = {each.action: each.end - zero for row in rows for each in row.actions}
+    ends = {span.action: span.end - zero for row in rows for span in row.spans}
     least, needs = np.full((max(clocks) + 1,) * 2, -np.inf), [(0, "an action")]
     for rank, row in enumerate(rows):
-        for each in row.actions:
-            if (source := remote_source(schedule, rank, each.action)) is not None:
-                need = ends[source] - ((each.end if by_end and not each.received else each.start) - zero)
+        for span in row.spans:
+            if (source := remote_source(schedule, rank, span.action)) is not None:
+                need = ends[source] - ((span.end if by_end else span.start) - zero)
                 pair = clocks[schedule.placement[source.stage]], clocks[rank]
                 least[pair] = max(least[pair], need)
-                needs.append((need, str(each.action)))
+                needs.append((need, str(span.action)))
     np.fill_diagonal(least, np.maximum(least.diagonal(), 0))
     for middle in range(len(least)):
         least = np.maximum(least, least[:, middle, None] + least[None, middle, :])
     return least, max(needs)[1], float(least.diagonal().max())
 
 
-def _spans(schedule: Schedule, rows: Sequence[RankStep]) -> list[Span]:
-    """Return the spans of a step, none before its input.
+def _moved(schedule: Schedule, rows: Sequence[RankStep], by: Sequence[int]) -> tuple[list[RankStep], int]:
+    """Return a step with its clocks moved, no action before its input, and the most by which one had to be moved.
 
     A rank waits for an input of another rank from the end of the action before, as `engine=torch` counts it; what else
     lies between two actions is the host's time.
     """
-    ends, spans = {each.action: each.end for row in rows for each in row.actions}, list[Span]()
-    for rank, row in enumerate(rows):
-        free = row.began
-        for action, _, start, end, _ in row.actions:
-            source = remote_source(schedule, rank, action)
+    ends = {span.action: span.end + offset for row, offset in zip(rows, by, strict=True) for span in row.spans}
+    step, most = list[RankStep](), 0
+    for rank, (row, offset) in enumerate(zip(rows, by, strict=True)):
+        spans, free = list[Span](), row.began + offset
+        for span in row.spans:
+            start, end, source = span.start + offset, span.end + offset, remote_source(schedule, rank, span.action)
             begin = max(free, start if source is None else min(max(start, ends[source]), end))
-            spans.append(Span(rank, *action, begin if source is None else free, begin, begin, max(end, begin)))
-            free = spans[-1].end
-    return spans
+            most, wait = max(most, begin - start), begin if source is None else free
+            free = max(end, begin)
+            spans.append(Span(rank, *span.action, wait, begin, begin, free))
+        step.append(row._replace(spans=spans, began=row.began + offset, ended=row.ended + offset))
+    return step, most

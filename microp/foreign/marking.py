@@ -27,19 +27,18 @@ def marked(schedule: Any) -> Iterator[Any]:
     stages = held if isinstance(held, list | tuple) else [held]
     if not all(hasattr(stage, name) for stage in stages for name in METHODS):
         raise TypeError(f"{type(schedule).__name__} is not of torch.distributed.pipelining: give a schedule")
+    from torch.profiler import record_function  # not for those who only read traces
+
+    def ranged(method: Callable[..., Any], stage: int, op: str) -> Callable[..., Any]:
+        def call(chunk: int, *args: Any, **kwargs: Any) -> Any:
+            with record_function(f"PP:{stage}{'I' if kwargs.get('full_backward') is False else op}{chunk}"):
+                return method(chunk, *args, **kwargs)
+
+        return call
+
     with ExitStack() as undo:
         for stage in stages:
             for name, op in METHODS.items():
-                setattr(stage, name, _ranged(getattr(stage, name), stage.stage_index, op))
+                setattr(stage, name, ranged(getattr(stage, name), stage.stage_index, op))
                 undo.callback(delattr, stage, name)  # which uncovers the method of the class
         yield schedule
-
-
-def _ranged(method: Callable[..., Any], stage: int, op: str) -> Callable[..., Any]:
-    from torch.profiler import record_function  # not for those who only read traces
-
-    def call(chunk: int, *args: Any, **kwargs: Any) -> Any:
-        with record_function(f"PP:{stage}{'I' if kwargs.get('full_backward') is False else op}{chunk}"):
-            return method(chunk, *args, **kwargs)
-
-    return call

@@ -30,11 +30,7 @@ class Mark(NamedTuple):
 
 
 def read_names(own: Path | None = None) -> Callable[[str], Mark | None]:
-    """Return what tells a range's mark by its name, None if it does not count; a user's own patterns come first.
-
-    Raises:
-        TraceError: the user's file is not such a table.
-    """
+    """Return what tells a range's mark by its name, None if it does not count; a user's own patterns come first."""
     table = []
     for path in (own, TABLE):
         try:
@@ -44,9 +40,8 @@ def read_names(own: Path | None = None) -> Callable[[str], Mark | None]:
                     raise ValueError(f"{pattern.pattern} tells no op, as {', '.join((*OPS, *OTHERS))}")
                 table.append((pattern, op))
         except (OSError, ValueError, yaml.YAMLError, re.error, TypeError, KeyError, AttributeError) as error:
-            raise TraceError(
-                f"{path} is no table of names ({' '.join(str(error).split())[:99]}): see {TABLE}"
-            ) from error
+            why = " ".join(str(error).split())[:99]
+            raise TraceError(f"{path} is no table of names ({why}): see {TABLE}") from error
 
     @cache
     def mark(name: str) -> Mark | None:
@@ -58,8 +53,7 @@ def read_names(own: Path | None = None) -> Callable[[str], Mark | None]:
 
 def _mark(groups: dict[str, str | None], op: str, number: str) -> Mark:
     """Return the mark in the groups of a match; `number` is 2 for the second action."""
-    stage, microbatch = (
-        int(text) if (text := groups.get(f"{key}{number}")) else None for key in ("stage", "microbatch")
-    )
+    texts = (groups.get(f"{key}{number}") for key in ("stage", "microbatch"))
+    stage, microbatch = (int(text) if text else None for text in texts)
     second = _mark(groups, "", "2") if groups.get("op2") and not number else None
     return Mark(op if op in OTHERS else "action", groups.get(f"op{number}") or op, stage, microbatch, second)

@@ -12,7 +12,7 @@ What a trace does not tell is assumed, and said. All times are milliseconds, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import accumulate
 from math import nan
@@ -86,31 +86,23 @@ def profile_of(
             for factor in (1, 2):  # a time is proportional to the rows
                 time = max(ms * factor, LEAST), nan, nan
                 samples.append(profiling.Sample(op, kinds, rows * factor, before, 1.0, schedule.chunks, *time))
-    fitted, memory = (
-        profiling.fit_times(samples, [], model.kinds),
-        dict.fromkeys(sorted({*model.kinds}), LayerMemory(0)),
-    )
-
+    fitted, memory = profiling.fit_times(samples, [], model.kinds), {kind: LayerMemory(0) for kind in {*model.kinds}}
     # 2. the times outside of actions
-    def per_rank(of: Callable[[StepRow], float]) -> list[float]:
-        return [median(map(of, rank)) for rank in zip(*steps, strict=True)]
-
-    updates, heads = (
-        per_rank(lambda row: row["optimizer_ms"]),
-        per_rank(lambda row: row["first_start_ns"] - row["began_ns"]),
-    )
-    tails = per_rank(lambda row: row["step_ms"] - row["pipeline_ms"] - row["optimizer_ms"])
+    ranks = list(zip(*steps, strict=True))
+    updates = [median(row["optimizer_ms"] for row in rank) for rank in ranks]
+    head = min(median(row["first_start_ns"] - row["began_ns"] for row in rank) for rank in ranks) / 1e6
+    tail = max(median(row["step_ms"] - row["pipeline_ms"] - row["optimizer_ms"] for row in rank) for rank in ranks)
     profile = profiling.Profile(
-        machine=profiling.Machine(traced.device, "the machine of a trace", len(updates), "", 1),
+        machine=profiling.Machine(traced.device, "the machine of a trace", len(ranks), "", 1),
         model=model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         batch_size=rows * schedule.chunks,
-        ranks=len(updates),
+        ranks=len(ranks),
         **vars(fitted),
         crowded=(1.0, 1.0),
         transports={"shm": profiling.Transport(_hop(schedule, costs), 0.0, float(mean(costs.overhead or [0])), 0.0)},
         optimizer=(median(updates), 0.0),
-        edges=(min(heads) / 1e6, max(0.0, *tails)),
+        edges=(head, max(0.0, tail)),
         memory={profiling.DIVIDED: memory, profiling.UNDIVIDED: memory},
     )
     # 3. how well it fits

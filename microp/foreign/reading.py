@@ -75,11 +75,7 @@ class Lane(NamedTuple):
 
 
 def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[str]]:
-    """Return a lane per rank, by rank, and what there is to say about the files.
-
-    Raises:
-        TraceError: a file cannot be read, has no action, or two files are of the same rank.
-    """
+    """Return a lane per rank, by rank, and what there is to say about the files; TraceError: one cannot be used."""
     lanes, notes = dict[int, Lane](), list[str]()
     for path in paths:
         said = list[str]()
@@ -198,8 +194,8 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> list[L
         parts = {int(distributed[1] if distributed else numbers[-1]): list(events.ranges)}
     # 3. their lanes
     lanes = []
-    for rank, own in parts.items():
-        read = [each for where in own for each in events.ranges[where]]
+    for rank, places in parts.items():
+        read = (each for where in places for each in events.ranges[where])
         lanes.append(Lane(path, rank, [Range(start + offset, end + offset, mark) for start, end, mark in read], world))
     if len(lanes) == 1:  # else it is not known whose they are
         launched = events.launched

@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,36 +18,33 @@ from microp.foreign.reading import Lane
 from microp.foreign.steps import FOREIGN, RankStep, Traced
 from microp.job import Job
 from microp.schedule import Partition, to_text
-from microp.trace import Span, in_flight_peak
+from microp.trace import in_flight_peak
 
 UNKNOWN_GROUPS = ("partition", "checkpointing", "engine", "comms", "data")  # of a configuration
 
 
 def step_rows(traced: Traced) -> list[list[records.StepRow]]:
     """Return the rows of all steps, each with one row per rank."""
-    rows = []
-    for step, spans in traced.spans.items():
-        parts = (list(own) for _, own in groupby(spans, lambda span: span.rank))
-        rows.append([_row(step, *each) for each in zip(traced.steps[step], parts, traced.lanes, strict=True)])
-    return rows
+    return [[_row(step, *each) for each in zip(rows, traced.lanes, strict=True)] for step, rows in traced.steps.items()]
 
 
-def _row(step: int, row: RankStep, spans: Sequence[Span], lane: Lane) -> records.StepRow:
+def _row(step: int, row: RankStep, lane: Lane) -> records.StepRow:
     lengths: dict[str, list[int]] = defaultdict(list)
-    for span in spans:
+    for span in row.spans:
         lengths[f"{span.stage}{span.op}"].append(span.end - span.start)
     ended = row.ended / 1e9 if row.ended > 10**18 else lane.file.stat().st_mtime  # seconds since 1970
-    first, last = spans[0].start, spans[-1].end
+    first, last = row.spans[0].start, row.spans[-1].end
     # a trace does not tell a recomputation from its backward
     zeros: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None}
     return {
         **zeros,
-        **{"phase": "measured", "step": step, "rank": spans[0].rank, "engine": FOREIGN},
+        **{"phase": "measured", "step": step, "rank": row.spans[0].rank, "engine": FOREIGN},
         **{"began_ns": row.began, "ended_ns": row.ended, "ended": ended, "step_ms": (row.ended - row.began) / 1e6},
         **{"first_start_ns": first, "last_end_ns": last, "pipeline_ms": (last - row.began) / 1e6},
         "optimizer_ms": row.optimizer / 1e6,
         "compute_ms": sum(map(sum, lengths.values())) / 1e6,
-        "wait_ms": sum(after.start - span.end for span, after in pairwise(spans)) / 1e6,  # as engine=torch counts it
+        "wait_ms": sum(after.start - span.end for span, after in pairwise(row.spans))
+        / 1e6,  # as engine=torch counts it
         "action_ms": {name: mean(values) / 1e6 for name, values in lengths.items()},
     }
 
@@ -61,7 +58,7 @@ def record(
         about: what `env.json` has besides: command and notes.
         name: the run's folder; None for `<schedule>-m<M>-k<K>-<hash of the times>`.
     """
-    schedule, last = traced.schedule, list(traced.spans)[-1]
+    schedule, last = traced.schedule, list(traced.steps)[-1]
     known_by = f"{to_text(schedule)}{[row['compute_ms'] for step in rows for row in step]}"
     digest, ranks = hashlib.sha256(known_by.encode()).hexdigest(), len(schedule.ranks)
     run = name or f"{schedule.name}-m{schedule.chunks}-k{ranks}-{digest[:8]}"
@@ -81,11 +78,11 @@ def record(
     records.write_json(attempt / "env.json", {**machine, "overrides": [], "wandb_agent": {}, **about})
     # 2. its steps, and the trace of the last one
     records.write_schedule(attempt, schedule)
-    for rank, spans in groupby(traced.spans[last], lambda span: span.rank):
+    for rank, row in enumerate(traced.steps[last]):
         recorder = records.RankRecorder(attempt, rank)
         for step in rows:
             recorder.step(step[rank])
-        recorder.spans(last, spans)
+        recorder.spans(last, row.spans)
         recorder.close()
     # 3. its numbers, without those of the job that a trace does not tell
     model, partition = settings.MlpSettings(FOREIGN, schedule.stages, 8, "float32"), Partition((1,) * schedule.stages)

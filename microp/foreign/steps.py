@@ -10,57 +10,46 @@ The clocks of the ranks are left as they are: `clocks` aligns them.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import NamedTuple
 
 from microp.foreign.names import Mark, TraceError
 from microp.foreign.reading import Lane, Range
-from microp.schedule import Action, Op, Schedule, remote_source, validate
+from microp.schedule import Action, Op, Schedule, validate
 from microp.schedule.builders import LOOPED, ORDERS, Drain
 from microp.trace import Span
 
 FOREIGN = "foreign"  # what microp did not make: an order, the engine, the model
 SLACK = 1_000  # nanoseconds by which ranges may overlap: files round to a microsecond
-NAMED = 3  # actions that a message names
-
-
-class Timed(NamedTuple):
-    """An action of a rank, in nanoseconds on its clock."""
-
-    action: Action
-    opened: int  # when its range began
-    start: int
-    end: int
-    received: bool  # whether its receive was seen
 
 
 class RankStep(NamedTuple):
-    """What one rank did in one step, in nanoseconds on its clock."""
+    """What one rank did in one step, in nanoseconds: on the clock of its file until `align` has moved it."""
 
-    actions: list[Timed]  # in the order of time
+    spans: list[Span]  # in the order of time; until then, `wait_start` is when the action's range began
     began: int
     ended: int  # the end of its optimizer, or else of its last action
     optimizer: int  # how long that took
 
-    def shifted(self, by: int) -> RankStep:
-        moved = [each._replace(start=each.start + by, end=each.end + by) for each in self.actions]
-        return self._replace(actions=moved, began=self.began + by, ended=self.ended + by)
-
 
 class Traced(NamedTuple):
-    """The whole steps of a trace, in nanoseconds; steps and spans are by the number of the step, and by rank."""
+    """The whole steps of a trace."""
 
     schedule: Schedule  # the order of the last step, with its name if it is one that microp builds
-    lanes: list[Lane]
+    lanes: list[Lane]  # of each rank
     notes: list[str]  # what was left out or changed, what the times are, and what can still be wrong
-    steps: dict[int, list[RankStep]]
-    spans: Mapping[int, list[Span]] = MappingProxyType({})  # on one clock
+    steps: dict[int, list[RankStep]]  # number of the step -> what each rank did
     clocks: str = ""  # how well the clocks agree, as a sentence
+
+    @property
+    def spans(self) -> dict[int, list[Span]]:
+        """The spans of each step, rank by rank."""
+        return {step: [span for row in rows for span in row.spans] for step, rows in self.steps.items()}
 
     @property
     def device(self) -> str:
@@ -80,34 +69,29 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
             raise TraceError(f"{said}: which belong together is not known; give whole traces, or profile with step()")
         notes.append(f"{said}: the {len(common)} that all ranks have are read")
     # 2. those of them that are whole
-    faults: dict[int, str] = {}
-    for lane, steps in zip(lanes, ranks, strict=True):
-        seen = {step: Counter(each.action for each in steps[step].actions) for step in common}
-        every = dict.fromkeys(action for counts in seen.values() for action in counts)
-        for step, counts in seen.items():
-            if odd := [action for action in every if counts[action] != 1]:
-                names = ", ".join(map(str, odd[:NAMED])) + (f" and {len(odd) - NAMED} more" if odd[NAMED:] else "")
-                what = "has twice" if counts[odd[0]] else "lacks"
-                faults.setdefault(step, f"step {step}: {lane.name}, {what} {names}")
-    whole = {step: [steps[step] for steps in ranks] for step in common if step not in faults}
+    whole, faults, orders = dict[int, list[RankStep]](), list[str](), list[Schedule]()
+    sizes = Counter(1 + max(span.microbatch for steps in ranks for span in steps[step].spans) for step in common)
+    for step in common:
+        rows = [steps[step] for steps in ranks]
+        order = tuple(tuple(span.action for span in row.spans) for row in rows)
+        schedule = Schedule(FOREIGN, sizes.most_common(1)[0][0], order)
+        try:
+            orders.append(validate(schedule))
+            whole[step] = rows
+        except ValueError as error:
+            problem = str(error).partition("\n")[0].partition(": ")[2]
+            stage = re.search(r"\d+(?=[FBIW]\d)", problem)
+            lane = lanes[schedule.placement.get(int(stage[0]), 0) if stage else 0]
+            faults.append(f"step {step}: {problem} ({lane.name})")
     if not whole:
-        raise TraceError(f"no step is whole: {next(iter(faults.values()), 'the ranks have none in common')}")
-    notes += [f"left out: {fault}" for fault in faults.values()]
-    # 3. their order
-    orders = [tuple(tuple(each.action for each in row.actions) for row in rows) for rows in whole.values()]
-    if len(set(orders)) > 1:
-        notes.append(f"the {len(orders)} steps ran {len(set(orders))} orders: the last one is drawn and replayed")
-    chunks = 1 + max(action.microbatch for row in orders[-1] for action in row)
-    schedule = _named(Schedule(FOREIGN, chunks, orders[-1]), lanes)
-    # 4. where a wait may be in the times of the actions, and what these are
-    for rank, lane in enumerate(lanes):
-        actions = [each for rows in whole.values() for each in rows[rank].actions]
-        received = [each.received for each in actions if remote_source(schedule, rank, each.action) is not None]
-        if any(received) and (lost := received.count(False)):
-            notes.append(f"{lane.name}: {lost} of {len(received)} receives are missing: waits may count as work")
+        why = faults[0] if faults else "the ranks have none in common"
+        raise TraceError(f"no step is whole: {why}: give the whole traces of all ranks of one pipeline")
+    notes += [f"left out: {fault}" for fault in faults]
+    if (count := len({order.ranks for order in orders})) > 1:
+        notes.append(f"the {len(orders)} steps ran {count} orders: the last one is drawn and replayed")
     if any(len(lane.kernels) for lane in lanes):
         notes.append("an action lasts from the begin of its first GPU kernel to the end of its last one")
-    return Traced(schedule, lanes, notes, whole)
+    return Traced(_named(orders[-1]), lanes, notes, whole)
 
 
 def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], list[str]]:
@@ -127,15 +111,8 @@ def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], 
     return list(lanes), notes
 
 
-def _named(schedule: Schedule, lanes: Sequence[Lane]) -> Schedule:
-    """Return an order with its name, if microp builds it; TraceError: it is not one of a whole pipeline."""
-    try:
-        validate(schedule)
-    except ValueError as error:
-        problem = str(error).partition("\n")[0].partition(": ")[2]
-        stage = problem.partition("F")[0]
-        lane = lanes[schedule.placement.get(int(stage), 0) if stage.isdecimal() else 0]
-        raise TraceError(f"{problem} ({lane.name}): give the whole traces of all ranks of one pipeline") from error
+def _named(schedule: Schedule) -> Schedule:
+    """Return an order with its name, if microp builds it."""
     for name, build in ORDERS.items():
         looped = {"stages_per_rank": schedule.stages // len(schedule.ranks)} if name in LOOPED else {}
         for own in ({}, {"drain": Drain.lifo}) if name in ("gpipe", "breadth_first") else ({},):
@@ -154,14 +131,14 @@ def _steps_of(lane: Lane) -> dict[int, RankStep]:
     """Return what a rank did by step: the profiler's, the file's, or from one optimizer or repetition to the next."""
     windows, optimizers = lane.of("step"), lane.of("optimizer")
     begins, updates = [each.start for each in windows], [each.start for each in optimizers]
-    found: dict[int, list[Timed]] = defaultdict(list)
+    found: dict[int, list[Span]] = defaultdict(list)
     counts, seen, repeated = Counter[tuple[int, str, int]](), set[tuple[int, Action]](), 0
-    for mark, timed in _timed(lane):
+    for mark, span in _spans(lane):
         # 1. the step of the action, and its microbatch where its name has none
-        action, step = timed.action, bisect_right(updates, timed.opened)
+        action, step = span.action, bisect_right(updates, span.wait_start)
         if windows:
-            at = bisect_right(begins, timed.opened) - 1
-            if at < 0 or timed.opened >= windows[at].end:
+            at = bisect_right(begins, span.wait_start) - 1
+            if at < 0 or span.wait_start >= windows[at].end:
                 continue  # outside of the steps
             step = windows[at].mark.microbatch or 0
         if mark.microbatch is None:
@@ -171,22 +148,22 @@ def _steps_of(lane: Lane) -> dict[int, RankStep]:
         if not windows and not updates:
             repeated += (repeated, action) in seen
             seen.add((repeated, action))
-        found[step + repeated].append(timed._replace(action=action))
+        found[step + repeated].append(span._replace(microbatch=action.microbatch))
     # 2. when the steps began and ended
     steps, order = {}, sorted(found)
     for number, later in zip(order, [*order[1:], None], strict=True):
         actions, window = found[number], next((each for each in windows if each.mark.microbatch == number), None)
         last = max(each.end for each in actions)
-        until = window.end if window else found[later][0].opened if later is not None else None
+        until = window.end if window else found[later][0].wait_start if later is not None else None
         own = [each for each in optimizers if last - SLACK <= each.start and (until is None or each.start < until)]
-        began, ended = window.start if window else actions[0].opened, max([last, *(each.end for each in own)])
+        began, ended = window.start if window else actions[0].wait_start, max([last, *(each.end for each in own)])
         steps[number] = RankStep(actions, began, ended, sum(each.end - each.start for each in own))
     return steps
 
 
-def _timed(lane: Lane) -> Iterator[tuple[Mark, Timed]]:
-    """Yield the mark and the times of each action, without its waits: it begins where the receive before it ended."""
-    receives, sends, free = sorted(each.end for each in lane.of("receive")), [each.start for each in lane.of("send")], 0
+def _spans(lane: Lane) -> Iterator[tuple[Mark, Span]]:
+    """Yield the mark and the span of each action, without its waits: it begins where the receive before it ended."""
+    receives, sends = sorted(each.end for each in lane.of("receive")), [each.start for each in lane.of("send")]
     for opened, closed, mark in _alone(lane):
         middle = closed
         if mark.second is not None:  # a pair is cut where its backward has the first operator, or after a third
@@ -196,16 +173,15 @@ def _timed(lane: Lane) -> Iterator[tuple[Mark, Timed]]:
         for one, start, until in ((mark, opened, middle), (mark.second, middle, closed)):
             if one is None:
                 continue
-            at, end = bisect_right(receives, until) - 1, until
-            if received := at >= 0 and receives[at] > free:
-                start = max(start, receives[at])
+            end = until
+            if at := bisect_right(receives, until):
+                start = max(start, receives[at - 1])
             if (after := bisect_right(sends, start)) < len(sends) and sends[after] < end:
                 end = _last_operator(lane, start, sends[after])
             first, last = lane.kernels[:, 0].searchsorted((start, until))
             if first < last:  # it launched kernels
                 start, end = int(lane.kernels[first:last, 1].min()), int(lane.kernels[first:last, 2].max())
-            free = until
-            yield one, Timed(Action(Op(one.op), one.stage or 0, one.microbatch or 0), opened, start, end, received)
+            yield one, Span(lane.rank, Op(one.op), one.stage or 0, one.microbatch or 0, opened, start, start, end)
 
 
 def _alone(lane: Lane) -> list[Range]:
