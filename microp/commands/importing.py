@@ -15,178 +15,141 @@ import yaml
 from microp import foreign, trace
 from microp.config import ConfigError, SimulateConfig, compose_config, make_pricing_job, read_config
 from microp.profiling import to_plain
-from microp.records import WriteError, write_text
+from microp.records import WriteError, read_traced_step, write_text
 from microp.schedule import Schedule, to_torch_csv
 from microp.schedule.builders import LOOPED, ORDERS
 from microp.simulator import Simulated, calibrate_steps, critical_path, replay_steps
 from microp.system import CommandParser, redact_words
 from microp.terminal import columns, console
 
+FILES = """traces of torch.profiler, one per rank of a pipeline (also .gz); Chrome or Perfetto JSON with a lane per
+rank; or CSV: rank, op, stage, microbatch, start, end"""
+LAYERS = 8  # of a stage, if that is not known
 ROWS = 32  # the most ranks of a timeline
-BUBBLES = {  # with the definitions of `trace.metrics`
-    "gpipe, idle / total": trace.bubble_fraction,
-    "megatron, idle / ideal": trace.megatron_bubble,
-    "zero bubble, idle / longest span of a rank": trace.zero_bubble_rate,
-}
+BUBBLES = {"gpipe, idle / total": trace.bubble_fraction, "megatron, idle / ideal": trace.megatron_bubble}
+BUBBLES["zero bubble, idle / longest span of a rank"] = trace.zero_bubble_rate
 ENGINES = """torchtitan runs it with
-  --parallelism.pipeline_parallel_schedule _PipelineScheduleRuntime
-  --parallelism.pipeline_parallel_schedule_csv {0}
-torch by _load_csv of that class, microp with schedule=file schedule.path={0}; Megatron and DeepSpeed run only orders of
-their own"""
-EPILOG = """\
-FILE: traces of torch.profiler, one per rank (also .gz); other Chrome or
-Perfetto JSON with a lane per rank; or CSV with the columns rank, op, stage,
-microbatch, start, end.
-
-  python -m microp.import_trace rank*.json --replay
-  python -m microp.import_trace rank*.json --what-if schedule=zb_h1 chunks=32
-  python -m microp.import_trace rank*.json --profile gpu.yaml
-
-exit code: 0; 1 if a file cannot be written; 2 for bad input"""
+  --parallelism.pipeline_parallel_schedule _PipelineScheduleRuntime --parallelism.pipeline_parallel_schedule_csv {0}
+torch by _load_csv of that class, microp with schedule=file schedule.path={0}; Megatron, DeepSpeed only their own"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read, record and show a trace and return the exit code: 0; 1 if a file cannot be written; 2 for bad input.
-
-    Raises:
-        SystemExit: 2 for wrong options, 0 after `--help`.
-    """
+    """Read the trace of another program's pipeline as a run. Exit code 1: a file cannot be written; 2: bad input."""
+    parser = CommandParser(prog="python -m microp.import_trace", description=main.__doc__)
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
+    add("--name", type=_name, help="the run's folder in outputs/runs")
+    add("--output-dir", type=Path, default=Path("outputs"), help="default: outputs")
+    add("--names", type=Path, metavar="YAML", help="what the ranges of this trace are called")
+    add("--replay", action="store_true", help="simulate the step with its own times, and draw both")
+    add("--what-if", nargs="+", metavar="KEY=VALUE", help="another order, in words of microp.simulate")
+    add("--layers", type=lambda text: list(map(_count, text.split(","))), help="per stage, as 4,4,5,3")
+    add("--profile", type=Path, metavar="YAML", help="write a profile, for device=FILE")
+    add("--rows", type=_count, default=1, help="of a microbatch, for the profile (default: 1)")
+    add("--csv", type=Path, help="write the order, or that of --what-if, for torchtitan")
     try:
-        _import(_read_options(arguments))
+        _import(parser.parse_intermixed_args(arguments))
     except (foreign.TraceError, ConfigError, WriteError) as error:
         console.error(str(error).splitlines()[0])
         return 1 if isinstance(error, WriteError) else 2
     return 0
 
 
-def _read_options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = CommandParser(
-        prog="python -m microp.import_trace",
-        description="reads the trace of another program's pipeline as a run.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="the traces of all ranks of one pipeline")
-    add("--name", help="the run's folder in outputs/runs")
-    add("--output-dir", type=Path, default=Path("outputs"), help="default: outputs")
-    add("--names", type=Path, metavar="YAML", help="what the ranges of this trace are called")
-    add("--replay", action="store_true", help="simulate the step with its own times, and draw both")
-    add("--what-if", nargs="+", metavar="KEY=VALUE", help="another schedule, chunks or partition")
-    add("--layers", default="", help="the layers of each stage, as 4,4,5,3")
-    add("--profile", type=Path, metavar="YAML", help="write a profile, for device=FILE")
-    add("--rows", type=int, default=1, help="of a microbatch, for the profile (default: 1)")
-    add("--csv", type=Path, help="write the order, or that of --what-if, for torchtitan")
-    options = parser.parse_intermixed_args(arguments)
-    options.layers = _numbers("--layers", options.layers)
-    if not 0 < options.rows < 1_000_000:
-        parser.error(f"--rows {options.rows}: give the rows of a microbatch, from 1")
-    if options.name is not None and not options.name.replace("-", "").replace("_", "").isalnum():
-        parser.error(f"--name {options.name}: use letters, digits, - and _")
-    return options
+def _name(text: str) -> str:
+    if not text.replace("-", "").replace("_", "").isalnum():
+        raise argparse.ArgumentTypeError(f"{text}: use letters, digits, - and _")
+    return text
 
 
-def _numbers(name: str, text: str) -> list[int]:
-    """Return the numbers of layers in a text such as `4,4,5,3`."""
-    parts = [part.strip() for part in text.strip("[]").split(",") if part]
-    if not all(part.isdecimal() and 0 < int(part) < 100_000 for part in parts):
-        raise foreign.TraceError(f"{name} {text}: give the number of layers of each stage, as 4,4,5,3")
-    return list(map(int, parts))
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text}: give numbers from 1")
+    return int(text)
 
 
-def _order_of(words: Sequence[str], traced: Schedule) -> tuple[Schedule, list[int]]:
+def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) -> tuple[Schedule, Sequence[int]]:
     """Return the order that words of `microp.simulate` ask for, by default that of the trace, and its partition."""
-    sizes = [word.partition("=")[2] for word in words if word.startswith("partition=")]
-    mine = [f"ranks={len(traced.ranks)}", f"chunks={traced.chunks}", "costs.forward=1", "costs.backward=1"]
+    mine = [f"ranks={len(traced.ranks)}", f"chunks={traced.chunks}", f"model.layers={sum(layers)}"]
     if traced.name in ORDERS and not any(word.startswith("schedule=") for word in words):
         per_rank = f"schedule.stages_per_rank={traced.stages // len(traced.ranks)}"
         mine += [f"schedule={traced.name}", *[per_rank] * (traced.name in LOOPED)]
-    asked = [*mine, *(word for word in words if not word.startswith("partition="))]
-    config = read_config(compose_config(*asked, name="simulate"))
+    config = read_config(compose_config(*mine, "costs.forward=1", "costs.backward=1", *words, name="simulate"))
     assert isinstance(config, SimulateConfig)
-    return make_pricing_job(config).schedule, _numbers("partition", "".join(sizes[-1:]))
+    job = make_pricing_job(config)
+    if job.workload is None:
+        raise foreign.TraceError(f"{sum(layers)} layers are too few for {job.schedule.stages} stages: see --layers")
+    is_same = job.schedule.stages == traced.stages and not any(word.startswith("partition") for word in words)
+    return job.schedule, layers if is_same else job.workload.layers
 
 
 def _import(options: argparse.Namespace) -> None:
     # 1. read
     with console.err.status("reading the trace"):
-        lanes, notes = foreign.read_lanes(options.files, foreign.Names(options.names))
-        found = foreign.make_steps(lanes)
-        aligned = foreign.align(found)
-        rows: list[list[Any]] = foreign.step_rows(aligned, found.lanes)
-    schedule, last, layers = aligned.schedule, list(aligned.spans.values())[-1], options.layers
-    if layers and len(layers) != schedule.stages:
-        raise foreign.TraceError(f"--layers has {len(layers)} numbers for {schedule.stages} stages: give one per stage")
-    costs, replayed = calibrate_steps(schedule, rows, last), replay_steps(schedule, rows, last)
-    answer = None
+        read = foreign.read_lanes(options.files, foreign.read_names(options.names))
+        traced = foreign.align(foreign.make_steps(*read))
+        rows: list[list[Any]] = foreign.step_rows(traced)
+    order, last = traced.schedule, list(traced.spans.values())[-1]
+    layers = options.layers or [LAYERS] * order.stages
+    if len(layers) != order.stages:
+        raise foreign.TraceError(f"--layers has {len(layers)} numbers for {order.stages} stages: give one per stage")
+    costs, replayed = calibrate_steps(order, rows, last), replay_steps(order, rows, last)
+    usual = [f"each stage has {LAYERS} layers, as --layers is not given"] * (not options.layers)
     if options.what_if:
-        order, sizes = _order_of(options.what_if, schedule)
-        answer = foreign.what_if(order, sizes, schedule, costs, layers)
-    notes += [*found.notes, *aligned.notes]
-    for note in notes:
+        order, sizes = _other_order(options.what_if, order, layers)
+    for note in traced.notes:
         console.warn(note)
     # 2. record and show
-    about = {"command": redact_words(sys.argv), "notes": notes, "clocks": aligned.clocks}
-    attempt, summary = foreign.record(options.output_dir / "runs", aligned, rows, found.lanes, about, options.name)
-    _show(aligned, summary, replayed, options.replay)
-    _say(f"{attempt}")
+    about = {"command": redact_words(sys.argv), "notes": traced.notes, "clocks": traced.clocks}
+    attempt, summary = foreign.record(options.output_dir / "runs", traced, rows, about, options.name)
+    _show(traced, summary, replayed)
+    if len(last) <= trace.DRAWN and (step := read_traced_step(attempt, summary)):
+        shown, names = trace.screen(), list(step.panels) if options.replay else ["measured"]
+        print(shown.text(trace.timeline({name: step.panels[name] for name in names}, shown.columns, ROWS)))
+    print(attempt)
     # 3. what is asked besides
-    if answer:
-        then, now = (float(trace.makespan(spans)) for spans in (answer.spans, replayed))
-        rate = 100 * ((then / answer.schedule.chunks) / (now / schedule.chunks) - 1)
-        bubbles = [f"{float(trace.bubble_fraction(spans)):.4f}" for spans in (answer.spans, replayed)]
-        _say(f"what if {shlex.join(options.what_if)}: step {then:.4g} ms, {rate:+.1f} % per microbatch than the replay")
-        _say(f"  bubble {' for '.join(bubbles)}; in flight at most {max(trace.in_flight_peak(answer.spans).values())}")
-        _say(*(f"  assumed: {note}" for note in answer.notes))
+    if options.what_if:
+        answer, assumed = foreign.what_if(order, sizes, traced.schedule, layers, costs)
+        then, now = (float(trace.makespan(spans)) for spans in (answer, replayed))
+        rate = 100 * ((then / order.chunks) / (now / traced.schedule.chunks) - 1)
+        bubbles = " for ".join(f"{float(trace.bubble_fraction(spans)):.4f}" for spans in (answer, replayed))
+        print(f"what if {shlex.join(options.what_if)}: step {then:.4g} ms, per microbatch {rate:+.1f} % of the replay")
+        print(f"  bubble {bubbles}; in flight at most {max(trace.in_flight_peak(answer).values())}")
+        print(*(f"  assumed: {note}" for note in usual * (sizes != layers) + assumed), sep="\n")
     if options.profile:
-        profile, assumed = foreign.profile_of(aligned, found.lanes, costs, layers, options.rows)
+        profile, assumed = foreign.profile_of(traced, rows, layers, costs, options.rows)
         write_text(options.profile, yaml.safe_dump(to_plain(profile), sort_keys=False, width=120))
-        words = [f"device={options.profile}", f"model.layers={profile.model['layers']}", f"ranks={len(schedule.ranks)}"]
-        _say(f"profile {options.profile}: python -m microp.plan {shlex.join(words)} batch_size={profile.batch_size}")
-        _say(*(f"  assumed: {note}" for note in assumed))
+        words = f"model.layers={profile.model['layers']} ranks={profile.ranks} batch_size={profile.batch_size}"
+        print(f"profile: python -m microp.plan {shlex.quote(f'device={options.profile}')} {words}")
+        print(*(f"  assumed: {note}" for note in usual + assumed), sep="\n")
     if options.csv:
-        order, path = answer.schedule if answer else schedule, options.csv
-        write_text(path, to_torch_csv(order))
-        _say(f"{path}: {order.stages} stages, {order.chunks} microbatches; {ENGINES.format(path)}")
+        write_text(options.csv, to_torch_csv(order))
+        print(f"{options.csv}: {order.stages} stages, {order.chunks} microbatches; {ENGINES.format(options.csv)}")
 
 
-def _show(aligned: foreign.Aligned, summary: dict[str, Any], replayed: Simulated, is_drawn: bool) -> None:
-    """Print the step, the bubbles, where the time went, and the last step, below its replay if that is drawn."""
-    schedule, every = aligned.schedule, list(aligned.spans.values())
-    order = (
-        "an order that microp does not build" if schedule.name == foreign.UNKNOWN else f"the order is {schedule.name}"
-    )
+def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) -> None:
+    """Print the step, the bubbles, where the time went, and how well the replay meets the step."""
+    schedule, every, ranks = traced.schedule, traced.spans.values(), range(len(traced.schedule.ranks))
     makespans = [float(trace.makespan(spans)) / 1e6 for spans in every]
-    _say(
-        f"{len(schedule.ranks)} ranks, {schedule.chunks} microbatches, {len(every)} steps; {order}",
-        f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end",
-        *(f"bubble {_spread([float(of(each)) for each in every], '.4f')}  {name}" for name, of in BUBBLES.items()),
-        aligned.clocks,
-        f"microbatches in flight, at most: {', '.join(f'{peak:g}' for peak in summary['in_flight_peak'])}",
-    )
+    order = "one that microp does not build" if schedule.name == foreign.FOREIGN else schedule.name
+    print(f"{len(ranks)} ranks, {schedule.chunks} microbatches, {len(every)} steps; the order is {order}")
+    print(f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end")
+    for name, bubble in BUBBLES.items():
+        print(f"bubble {_spread([float(bubble(spans)) for spans in every], '.4f')}  {name}")
+    print(traced.clocks)
+    if any(len(lane.operators) for lane in traced.lanes):
+        print("the profiler's own time, about 0.04 ms per range, counts as its action's")
+    print("microbatches in flight, at most:", *(f"{peak:g}" for peak in summary["in_flight_peak"]), flush=True)
     times = {kind: [f"{value:.2f}" for value in values] for kind, values in summary["time_ms"].items() if any(values)}
-    ranks = columns.Column("last step, ms", [f"rank {rank}" for rank in range(len(schedule.ranks))], "left", 1)
-    columns.show(console.out, [ranks, *(columns.Column(*column) for column in times.items())], "summary.json")
+    heading = columns.Column("last step, ms", [f"rank {rank}" for rank in ranks], "left", 1)
+    columns.show(console.out, [heading, *(columns.Column(*column) for column in times.items())], "summary.json")
     path, time = critical_path(replayed), float(trace.makespan(replayed))
-    on = [sum(float(s.end - s.start) for s in path if s.rank == rank) for rank in range(len(schedule.ranks))]
+    on = [sum(float(span.end - span.start) for span in path if span.rank == rank) for rank in ranks]
     shares = ", ".join(f"rank {rank} {100 * part / time:.0f} %" for rank, part in enumerate(on) if part)
-    _say(f"critical path of the replayed step: {len(path)} actions; {shares}")
-    panels: dict[str, Any] = {"measured": every[-1]}
-    if is_drawn:
-        moments = [{each: round(getattr(span, each) * 1e6) for each in trace.MOMENTS} for span in replayed]
-        panels = {"replayed": [s._replace(**own) for s, own in zip(replayed, moments, strict=True)], **panels}
-        _say(f"replayed {time:.4g} ms, {100 * (time / median(makespans) - 1):+.1f} % of the median step")
-    if len(every[-1]) <= trace.DRAWN:
-        shown = trace.screen()
-        print(shown.text(trace.timeline(panels, shown.columns, ROWS)))
+    print(f"critical path of the replayed step: {len(path)} actions; {shares}")
+    print(f"replayed over all steps: {time:.4g} ms, {100 * (time / median(makespans) - 1):+.1f} % of the median step")
 
 
 def _spread(values: Sequence[float], form: str) -> str:
     """Return the median with the least and the most."""
     middle = f"{median(values):{form}}"
     return middle if len(values) == 1 else f"{middle} ({min(values):{form}} - {max(values):{form}})"
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        console.out.print(line, soft_wrap=True, markup=False)

@@ -14,115 +14,95 @@ aligned by itself, so that drift does not add up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from microp.foreign.names import TraceError
-from microp.foreign.steps import RankStep, Steps
+from microp.foreign.steps import RankStep, Traced
 from microp.schedule import Schedule, remote_source
-from microp.trace import Column, Span
+from microp.trace import Span
 
 MOST = 0.005  # of a step: a contradiction that is noise
 
 
-class Aligned(NamedTuple):
-    """The steps of a trace on one clock, in nanoseconds."""
-
-    schedule: Schedule  # as in `Steps`
-    spans: dict[int, list[Span]]  # number of the step -> the spans of all ranks, rank by rank
-    ranks: dict[int, list[RankStep]]  # what else the ranks' steps tell; their actions are on the ranks' own clocks
-    clocks: str  # how well the clocks agree, as a sentence
-    notes: list[str]  # what was changed, and what can still be wrong
-
-
-def align(found: Steps) -> Aligned:
-    """Return the steps on one clock.
-
-    Raises:
-        TraceError: in no step the bounds can be met.
-    """
-    numbers = {file: number for number, file in enumerate(dict.fromkeys(lane.file for lane in found.lanes))}
-    clocks = [numbers[lane.file] for lane in found.lanes]
-    spans, ranks, moved, residual, corrected = {}, {}, 0, 0.0, 0.0
-    refused: list[str] = []
+def align(found: Traced) -> Traced:
+    """Return the steps on one clock; TraceError: in no step the bounds can be met."""
+    files = list(dict.fromkeys(lane.file for lane in found.lanes))
+    clocks, schedule = [files.index(lane.file) for lane in found.lanes], found.schedule
+    steps, refused = dict[int, list[RankStep]](), dict[int, str]()
+    residual, corrected, is_late = 0.0, 0.0, False
     for step, rows in found.steps.items():
+        # 1. the bounds; ranges may contain waits: then only their ends are certain
         length = max(row.ended - row.began for row in rows)
-        if all(each.end <= each.start for row in rows for each in row.actions):
-            refused.append(f"step {step}: no action takes any time")
+        least, action, off = _bounds(schedule, rows, clocks, by_end=False)
+        if has_waits := off > MOST * length:
+            refused[step] = f"{action} begins {off / 1e6:.3g} ms before its input was made, whatever the clocks"
+            least, _, off = _bounds(schedule, rows, clocks, by_end=True)
+        if all(span.end <= span.start for row in rows for span in row.spans):
+            refused[step], off = "no action takes any time", np.inf
+        if off > MOST * length:
             continue
-        least, where = _bounds(found.schedule, rows, clocks, by_end=False)
-        if (off := least.diagonal().max()) > MOST * length:  # ranges may contain waits: only their ends are certain
-            refusal = f"step {step}: {where} begins {off / 1e6:.3g} ms before its input was made, whatever the clocks"
-            least, _ = _bounds(found.schedule, rows, clocks, by_end=True)
-            if least.diagonal().max() > MOST * length:
-                refused.append(refusal)
-                continue
-        offsets, free = _offsets(least)
-        residual, corrected = max(residual, free), max(corrected, float(np.abs(offsets).max()))
-        shifts = [int(offsets[clock]) for clock in clocks]
-        spans[step], count = _spans(found.schedule, rows, shifts, length)
-        moved += count
-        moments = [(row.began + shift, row.ended + shift) for row, shift in zip(rows, shifts, strict=True)]
-        ranks[step] = [row._replace(began=b, ended=e) for row, (b, e) in zip(rows, moments, strict=True)]
-    if not spans:
-        raise TraceError(f"no step can be used; {refused[0]}: give each rank's own trace")
-    notes = [f"left out: {text}" for text in refused]
-    if moved:
-        notes.append(f"{moved} actions begin before their input was made: the wait is taken off, but not the transfer")
+        refused.pop(step, None)
+        # 2. the offset of each clock, and by how much one may be off; noise is shared out
+        least = least - off
+        low, high = np.append(0.0, least[0, 1:]), np.append(0.0, -least[1:, 0])
+        is_met = bool((least <= 0).all())
+        offsets = np.zeros(len(files)) if is_met else (low + high) / 2
+        free = np.maximum(-low, high) if is_met else (high - low) / 2
+        residual, corrected = max(residual, float(free.max())), max(corrected, float(np.abs(offsets).max()))
+        # 3. the step with them
+        steps[step], moved = _moved(schedule, rows, [int(offsets[clock]) for clock in clocks])
+        is_late = is_late or has_waits or moved > 1e-4 * length
+    left_out = [f"left out: step {step}: {why}" for step, why in refused.items()]
+    if not steps:
+        raise TraceError(f"no step can be used; {left_out[0]}: give each rank's own trace")
+    notes = [*found.notes, *left_out]
+    if is_late:
+        notes.append("some actions begin before their input was made: the wait is taken off, but not the transfer")
     how = f"corrected by up to {corrected / 1e6:.4g} ms" if corrected else "left as they are"
     text = f"clocks {how}: no receive ends before its send began; they agree within {residual / 1e6:.3g} ms"
-    return Aligned(found.schedule, spans, ranks, text if len(numbers) > 1 else "one clock", notes)
+    return found._replace(steps=steps, notes=notes, clocks=text if len(files) > 1 else "one clock")
 
 
-def _bounds(schedule: Schedule, rows: Sequence[RankStep], clocks: Sequence[int], by_end: bool) -> tuple[Column, str]:
-    """Return [a, b], the least o(b) - o(a), for all pairs of clocks, and an action that shows a contradiction.
+def _bounds(
+    schedule: Schedule, rows: Sequence[RankStep], clocks: Sequence[int], by_end: bool
+) -> tuple[Any, str, float]:
+    """Return [a, b], the least o(b) - o(a), for all pairs of clocks, and the worst action with its contradiction.
 
-    `by_end`: an action whose receive was not seen is only known to end after its input was made.
+    `by_end`: an action is only known to end after its input was made.
     """
     zero = min(row.began for row in rows)
-    ends = {each.action: each.end - zero for row in rows for each in row.actions}
-    least = np.full((max(clocks) + 1,) * 2, -np.inf)
-    needs = []
+    ends = {span.action: span.end - zero for row in rows for span in row.spans}
+    least, needs = np.full((max(clocks) + 1,) * 2, -np.inf), [(0, "an action")]
     for rank, row in enumerate(rows):
-        for each in row.actions:
-            if (source := remote_source(schedule, rank, each.action)) is not None:
-                need = ends[source] - ((each.end if by_end and not each.received else each.start) - zero)
+        for span in row.spans:
+            if (source := remote_source(schedule, rank, span.action)) is not None:
+                need = ends[source] - ((span.end if by_end else span.start) - zero)
                 pair = clocks[schedule.placement[source.stage]], clocks[rank]
                 least[pair] = max(least[pair], need)
-                needs.append((need, str(each.action)))
+                needs.append((need, str(span.action)))
     np.fill_diagonal(least, np.maximum(least.diagonal(), 0))
     for middle in range(len(least)):
         least = np.maximum(least, least[:, middle, None] + least[None, middle, :])
-    return least, max(needs, default=(0, "an action"))[1]
+    return least, max(needs)[1], float(least.diagonal().max())
 
 
-def _offsets(least: Column) -> tuple[Column, float]:
-    """Return the offset of each clock, and by how much one may be off."""
-    least = least - max(0.0, float(least.diagonal().max()))  # noise is shared out
-    low, high = least[0].copy(), -least[:, 0]
-    low[0] = high[0] = 0.0
-    if (least <= 0).all():
-        return np.zeros(len(low)), float(np.maximum(-low, high).max())
-    return (low + high) / 2, float((high - low).max() / 2)
+def _moved(schedule: Schedule, rows: Sequence[RankStep], by: Sequence[int]) -> tuple[list[RankStep], int]:
+    """Return a step with its clocks moved, no action before its input, and the most by which one had to be moved.
 
-
-def _spans(schedule: Schedule, rows: Sequence[RankStep], offsets: Sequence[int], length: int) -> tuple[list[Span], int]:
-    """Return the spans of a step, none before its input, and how many were moved whose receive was not seen.
-
-    A rank waits for a receive from the begin of the range that has it, and for an input without one from the end of the
-    action before; what else lies between two actions is the host's time.
+    A rank waits for an input of another rank from the end of the action before, as `engine=torch` counts it; what else
+    lies between two actions is the host's time.
     """
-    ends = {each.action: each.end + offset for row, offset in zip(rows, offsets, strict=True) for each in row.actions}
-    spans, moved = [], 0
-    for rank, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
-        free = row.began + offset
-        for action, opened, start, end, received in row.actions:
-            source = remote_source(schedule, rank, action)
-            made = start + offset if source is None else ends[source]
-            moved += not received and made - start - offset > 1e-4 * length
-            begin = max(free, min(max(start + offset, made), end + offset))
-            waits = begin if source is None else min(begin, max(free, opened + offset)) if received else free
-            spans.append(Span(rank, *action, waits, begin, begin, max(end + offset, begin)))
-            free = spans[-1].end
-    return spans, moved
+    ends = {span.action: span.end + offset for row, offset in zip(rows, by, strict=True) for span in row.spans}
+    step, most = list[RankStep](), 0
+    for rank, (row, offset) in enumerate(zip(rows, by, strict=True)):
+        spans, free = list[Span](), row.began + offset
+        for span in row.spans:
+            start, end, source = span.start + offset, span.end + offset, remote_source(schedule, rank, span.action)
+            begin = max(free, start if source is None else min(max(start, ends[source]), end))
+            most, wait = max(most, begin - start), begin if source is None else free
+            free = max(end, begin)
+            spans.append(Span(rank, *span.action, wait, begin, begin, free))
+        step.append(row._replace(spans=spans, began=row.began + offset, ended=row.ended + offset))
+    return step, most

@@ -6,22 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-# the methods of torch's stages -> the op
-_METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
+METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}  # of torch's stages
 
 
 @contextmanager
 def marked(schedule: Any) -> Iterator[Any]:
     """Put a range around each action of one of torch's pipeline schedules, for torch.profiler.
-
-    ::
-
-        with microp.marked(schedule), torch.profiler.profile() as profiler:
-            for _ in range(5):
-                schedule.step(batch, target=target)
-                optimizer.step()
-                profiler.step()
-        profiler.export_chrome_trace(f"rank{rank}.json")
 
     The ranges are called `PP:1F0`: stage, F, B, I or W, microbatch. In a loop of your own wrap each action in
     `torch.profiler.record_function("PP:1F0")`, without the wait for its input and without its send.
@@ -34,23 +24,21 @@ def marked(schedule: Any) -> Iterator[Any]:
     """
     # torch has no public name for the stages of a schedule
     held = getattr(schedule, "_stages", None) or getattr(schedule, "_stage", None) or schedule
-    with ExitStack() as undo:
-        for stage in held if isinstance(held, list | tuple) else [held]:
-            for name, op in _METHODS.items():
-                if (method := getattr(stage, name, None)) is None:
-                    raise TypeError(
-                        f"{type(stage).__name__} is no stage of torch.distributed.pipelining: give a schedule"
-                    )
-                setattr(stage, name, _ranged(method, stage.stage_index, op))
-                undo.callback(delattr, stage, name)  # which uncovers the method of the class
-        yield schedule
-
-
-def _ranged(method: Callable[..., Any], stage: int, op: str) -> Callable[..., Any]:
+    stages = held if isinstance(held, list | tuple) else [held]
+    if not all(hasattr(stage, name) for stage in stages for name in METHODS):
+        raise TypeError(f"{type(schedule).__name__} is not of torch.distributed.pipelining: give a schedule")
     from torch.profiler import record_function  # not for those who only read traces
 
-    def call(chunk: int, *args: Any, **kwargs: Any) -> Any:
-        with record_function(f"PP:{stage}{'I' if kwargs.get('full_backward') is False else op}{chunk}"):
-            return method(chunk, *args, **kwargs)
+    def ranged(method: Callable[..., Any], stage: int, op: str) -> Callable[..., Any]:
+        def call(chunk: int, *args: Any, **kwargs: Any) -> Any:
+            with record_function(f"PP:{stage}{'I' if kwargs.get('full_backward') is False else op}{chunk}"):
+                return method(chunk, *args, **kwargs)
 
-    return call
+        return call
+
+    with ExitStack() as undo:
+        for stage in stages:
+            for name, op in METHODS.items():
+                setattr(stage, name, ranged(getattr(stage, name), stage.stage_index, op))
+                undo.callback(delattr, stage, name)  # which uncovers the method of the class
+        yield schedule

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +12,7 @@ import yaml
 
 TABLE = Path(__file__).with_name("names.yaml")
 OPS = ("F", "B", "I", "W")
-OTHERS = ("post", "receive", "send", "optimizer", "step")
+OTHERS = ("receive", "send", "optimizer", "step")
 
 
 class TraceError(ValueError):
@@ -18,55 +20,40 @@ class TraceError(ValueError):
 
 
 class Mark(NamedTuple):
-    """What a range is.
-
-    Attributes:
-        kind: `action`, or one of OTHERS.
-        op, stage, microbatch: of an action or a `post`, None where the name lacks it; a step's number is the last.
-        second: the second action of a range with two.
-    """
+    """What a range is: an `action`, or one of OTHERS."""
 
     kind: str
-    op: str = ""
+    op: str = ""  # of an action, as are stage and microbatch; None: the name lacks it
     stage: int | None = None
-    microbatch: int | None = None
-    second: Mark | None = None
+    microbatch: int | None = None  # or the number of a step
+    second: Mark | None = None  # the second action of a range with two
 
 
-class Names(dict[str, Mark | None]):
-    """A range's name -> what it is, None if nothing that counts; a user's own patterns come first.
+def read_names(own: Path | None = None) -> Callable[[str], Mark | None]:
+    """Return what tells a range's mark by its name, None if it does not count; a user's own patterns come first."""
+    table = []
+    for path in (own, TABLE):
+        try:
+            for row in yaml.safe_load(path.read_text()) if path else ():
+                pattern, op = re.compile(row["pattern"]), str(row.get("op", ""))
+                if op not in (*OPS, *OTHERS) and "op" not in pattern.groupindex:
+                    raise ValueError(f"{pattern.pattern} tells no op, as {', '.join((*OPS, *OTHERS))}")
+                table.append((pattern, op))
+        except (OSError, ValueError, yaml.YAMLError, re.error, TypeError, KeyError, AttributeError) as error:
+            why = " ".join(str(error).split())[:99]
+            raise TraceError(f"{path} is no table of names ({why}): see {TABLE}") from error
 
-    Raises:
-        TraceError: the user's file is not such a table.
-    """
+    @cache
+    def mark(name: str) -> Mark | None:
+        fits = ((match.groupdict(), op) for pattern, op in table if (match := pattern.fullmatch(name)))
+        return next((_mark(groups, op, "") for groups, op in fits), None)
 
-    def __init__(self, own: Path | None = None) -> None:
-        super().__init__()
-        self._table = [pair for path in (own, TABLE) if path for pair in _read(path)]
-
-    def __missing__(self, name: str) -> Mark | None:
-        fits = ((match.groupdict(), op) for pattern, op in self._table if (match := pattern.fullmatch(name)))
-        self[name] = next((_mark(groups, op) for groups, op in fits), None)
-        return self[name]
-
-
-def _read(path: Path) -> list[tuple[re.Pattern[str], str]]:
-    try:
-        table = [(re.compile(row["pattern"]), str(row.get("op", ""))) for row in yaml.safe_load(path.read_text())]
-        wrong = [
-            pattern.pattern for pattern, op in table if op not in (*OPS, *OTHERS) and "op" not in pattern.groupindex
-        ]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, re.error, TypeError, KeyError, AttributeError) as error:
-        raise TraceError(f"{path} is no table of names ({' '.join(str(error).split())[:99]}): see {TABLE}") from error
-    if wrong:
-        raise TraceError(f"{path}: {wrong[0]} tells no op: give it one of {', '.join((*OPS, *OTHERS))}")
-    return table
+    return mark
 
 
-def _mark(groups: dict[str, str | None], op: str) -> Mark:
-    stage, microbatch, stage2, microbatch2 = (
-        int(text) if (text := groups.get(key)) is not None else None
-        for key in ("stage", "microbatch", "stage2", "microbatch2")
-    )
-    pair = Mark("action", second, stage2, microbatch2) if (second := groups.get("op2")) else None
-    return Mark(op if op in OTHERS else "action", groups.get("op") or op, stage, microbatch, pair)
+def _mark(groups: dict[str, str | None], op: str, number: str) -> Mark:
+    """Return the mark in the groups of a match; `number` is 2 for the second action."""
+    texts = (groups.get(f"{key}{number}") for key in ("stage", "microbatch"))
+    stage, microbatch = (int(text) if text else None for text in texts)
+    second = _mark(groups, "", "2") if groups.get("op2") and not number else None
+    return Mark(op if op in OTHERS else "action", groups.get(f"op{number}") or op, stage, microbatch, second)

@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -14,90 +14,75 @@ from typing import Any
 import yaml
 
 from microp import records, settings
-from microp.foreign.clocks import Aligned
 from microp.foreign.reading import Lane
-from microp.foreign.steps import RankStep
+from microp.foreign.steps import FOREIGN, RankStep, Traced
 from microp.job import Job
 from microp.schedule import Partition, to_text
-from microp.trace import Span, in_flight_peak
+from microp.trace import in_flight_peak
 
-FOREIGN = "foreign"  # what microp did not make: the engine, the model
 UNKNOWN_GROUPS = ("partition", "checkpointing", "engine", "comms", "data")  # of a configuration
 
 
-def step_rows(aligned: Aligned, lanes: Sequence[Lane]) -> list[list[records.StepRow]]:
+def step_rows(traced: Traced) -> list[list[records.StepRow]]:
     """Return the rows of all steps, each with one row per rank."""
-    return [
-        [
-            _row(step, aligned.ranks[step][rank], list(own), lanes[rank])
-            for rank, own in groupby(spans, lambda s: s.rank)
-        ]
-        for step, spans in aligned.spans.items()
-    ]
+    return [[_row(step, *each) for each in zip(rows, traced.lanes, strict=True)] for step, rows in traced.steps.items()]
 
 
-def _row(step: int, row: RankStep, spans: Sequence[Span], lane: Lane) -> records.StepRow:
+def _row(step: int, row: RankStep, lane: Lane) -> records.StepRow:
     lengths: dict[str, list[int]] = defaultdict(list)
-    for span in spans:
+    for span in row.spans:
         lengths[f"{span.stage}{span.op}"].append(span.end - span.start)
     ended = row.ended / 1e9 if row.ended > 10**18 else lane.file.stat().st_mtime  # seconds since 1970
-    first, last = spans[0].start, spans[-1].end
+    first, last = row.spans[0].start, row.spans[-1].end
     # a trace does not tell a recomputation from its backward
     zeros: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None}
     return {
         **zeros,
-        **{"phase": "measured", "step": step, "rank": spans[0].rank, "engine": FOREIGN},
+        **{"phase": "measured", "step": step, "rank": row.spans[0].rank, "engine": FOREIGN},
         **{"began_ns": row.began, "ended_ns": row.ended, "ended": ended, "step_ms": (row.ended - row.began) / 1e6},
         **{"first_start_ns": first, "last_end_ns": last, "pipeline_ms": (last - row.began) / 1e6},
         "optimizer_ms": row.optimizer / 1e6,
         "compute_ms": sum(map(sum, lengths.values())) / 1e6,
-        "wait_ms": sum(after.start - span.end for span, after in pairwise(spans)) / 1e6,  # as engine=torch counts it
+        "wait_ms": sum(after.start - span.end for span, after in pairwise(row.spans))
+        / 1e6,  # as engine=torch counts it
         "action_ms": {name: mean(values) / 1e6 for name, values in lengths.items()},
     }
 
 
 def record(
-    runs: Path,
-    aligned: Aligned,
-    rows: Sequence[Sequence[records.StepRow]],
-    lanes: Sequence[Lane],
-    about: Mapping[str, Any],
-    name: str | None = None,
+    runs: Path, traced: Traced, rows: Sequence[Sequence[records.StepRow]], about: Mapping[str, Any], name: str | None
 ) -> tuple[Path, dict[str, Any]]:
-    """Write the run folder below `runs`, and return the attempt and its summary.
+    """Write the run folder below `runs`, and return the attempt and its summary; WriteError: that cannot be done.
 
     Args:
         about: what `env.json` has besides: command and notes.
         name: the run's folder; None for `<schedule>-m<M>-k<K>-<hash of the times>`.
-
-    Raises:
-        WriteError: a file cannot be written.
     """
-    schedule, last = aligned.schedule, list(aligned.spans)[-1]
+    schedule, last = traced.schedule, list(traced.steps)[-1]
     known_by = f"{to_text(schedule)}{[row['compute_ms'] for step in rows for row in step]}"
-    digest = hashlib.sha256(known_by.encode()).hexdigest()
-    run = name or f"{schedule.name}-m{schedule.chunks}-k{len(schedule.ranks)}-{digest[:8]}"
+    digest, ranks = hashlib.sha256(known_by.encode()).hexdigest(), len(schedule.ranks)
+    run = name or f"{schedule.name}-m{schedule.chunks}-k{ranks}-{digest[:8]}"
     attempt = records.new_attempt(runs, run)
     # 1. what readers need of a configuration, as far as a trace tells it; a stage counts as a layer
-    device = settings.DeviceSettings("cuda" if any(len(lane.kernels) for lane in lanes) else "cpu", 1)
-    numbers = {"ranks": len(schedule.ranks), "chunks": schedule.chunks, "replicas": 1, "steps": len(rows), "repeat": 0}
-    groups: dict[str, Any] = {group: {"name": FOREIGN} for group in UNKNOWN_GROUPS}
+    device = settings.DeviceSettings(traced.device, 1)
+    tracking = asdict(settings.TrackingSettings(None, None, None, None, [], None, False).resolved())
+    groups: dict[str, Any] = {group: {"name": FOREIGN} for group in UNKNOWN_GROUPS} | {"tracking": tracking}
     groups |= {"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.stages}}
-    groups |= {"device": {"name": device.name, "threads": 1}, "profile": None}
-    tracking = settings.TrackingSettings(None, None, None, None, [], None, False).resolved()
+    groups |= {"device": {"name": device.name, "threads": 1}, "profile": None, "replicas": 1, "repeat": 0}
+    groups |= {"ranks": ranks, "chunks": schedule.chunks, "steps": len(rows)}
     times = {"started": rows[0][0]["ended"], "ended": rows[-1][0]["ended"], "message": None}
     status = {"uid": digest[:12], **records.this_process(), **times}
     machine = dict.fromkeys(("cores", "commit", "experiment")) | {"processor": "", "packages": {}, "gpus": []}
     records.write_json(attempt / "status.json", {**status, "status": "running"})
-    records.write_text(attempt / "config.yaml", yaml.safe_dump({**numbers, **groups, "tracking": asdict(tracking)}))
+    records.write_text(attempt / "config.yaml", yaml.safe_dump(groups))
     records.write_json(attempt / "env.json", {**machine, "overrides": [], "wandb_agent": {}, **about})
     # 2. its steps, and the trace of the last one
     records.write_schedule(attempt, schedule)
-    for rank, spans in groupby(aligned.spans[last], lambda span: span.rank):
+    for rank, row in enumerate(traced.steps[last]):
         recorder = records.RankRecorder(attempt, rank)
         for step in rows:
             recorder.step(step[rank])
-        recorder.spans(last, spans)
+        recorder.spans(last, row.spans)
         recorder.close()
     # 3. its numbers, without those of the job that a trace does not tell
     model, partition = settings.MlpSettings(FOREIGN, schedule.stages, 8, "float32"), Partition((1,) * schedule.stages)
@@ -105,11 +90,11 @@ def record(
     trained: Any = (schedule.chunks, len(rows), 0, 0.0, 0, engine, sync, 1, None, digest[:12])
     data = settings.SyntheticSettings("synthetic")
     job = Job(run, schedule, partition, model, settings.NEVER, data, device, "gloo", 0.0, *trained)
-    peaks = in_flight_peak(aligned.spans[last])
     summary = records.summarise(job, attempt, "finished")
     summary |= dict.fromkeys(("batch_size", "samples_per_s", "seed", "loss"))
     summary |= dict.fromkeys(("comms", "checkpointing"), FOREIGN)
-    summary["in_flight_peak"] = [peaks[rank] / len(schedule.stages_of(rank)) for rank in range(job.ranks)]
+    peaks = in_flight_peak(traced.spans[last])
+    summary["in_flight_peak"] = [peaks[rank] / len(schedule.stages_of(rank)) for rank in range(ranks)]
     records.write_json(attempt / "summary.json", summary)
     records.write_json(attempt / "status.json", {**status, "status": "finished"})
     return attempt, summary

@@ -10,141 +10,118 @@ The clocks of the ranks are left as they are: `clocks` aligns them.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from microp.foreign.names import Mark, TraceError
 from microp.foreign.reading import Lane, Range
-from microp.schedule import Action, Op, Schedule, remote_source, validate
+from microp.schedule import Action, Op, Schedule, validate
 from microp.schedule.builders import LOOPED, ORDERS, Drain
+from microp.trace import Span
 
-UNKNOWN = "foreign"  # the name of an order that microp does not build
+FOREIGN = "foreign"  # what microp did not make: an order, the engine, the model
 SLACK = 1_000  # nanoseconds by which ranges may overlap: files round to a microsecond
-NAMED = 3  # actions that a message names
-
-
-class Timed(NamedTuple):
-    """An action of a rank, in nanoseconds on its clock."""
-
-    action: Action
-    opened: int  # when its range began
-    start: int
-    end: int
-    received: bool  # whether its receive was seen
 
 
 class RankStep(NamedTuple):
-    """What one rank did in one step, in nanoseconds on its clock."""
+    """What one rank did in one step, in nanoseconds: on the clock of its file until `align` has moved it."""
 
-    actions: list[Timed]  # in the order of time
+    spans: list[Span]  # in the order of time; until then, `wait_start` is when the action's range began
     began: int
     ended: int  # the end of its optimizer, or else of its last action
     optimizer: int  # how long that took
 
 
-class Steps(NamedTuple):
+class Traced(NamedTuple):
     """The whole steps of a trace."""
 
     schedule: Schedule  # the order of the last step, with its name if it is one that microp builds
-    steps: dict[int, list[RankStep]]  # number of the step -> what each rank did
     lanes: list[Lane]  # of each rank
-    notes: list[str]  # what was left out, and what the times are
+    notes: list[str]  # what was left out or changed, what the times are, and what can still be wrong
+    steps: dict[int, list[RankStep]]  # number of the step -> what each rank did
+    clocks: str = ""  # how well the clocks agree, as a sentence
+
+    @property
+    def spans(self) -> dict[int, list[Span]]:
+        """The spans of each step, rank by rank."""
+        return {step: [span for row in rows for span in row.spans] for step, rows in self.steps.items()}
+
+    @property
+    def device(self) -> str:
+        """Where the actions ran: `cuda` or `cpu`."""
+        return "cuda" if any(len(lane.kernels) for lane in self.lanes) else "cpu"
 
 
-def make_steps(lanes: Sequence[Lane]) -> Steps:
-    """Return the whole steps of the lanes, of one rank each.
-
-    Raises:
-        TraceError: no step is whole, or ranks are missing.
-    """
-    lanes, notes = _in_order(lanes)
+def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
+    """Return the whole steps of the lanes, on the ranks' own clocks; TraceError: none is whole, or ranks lack."""
+    lanes, notes = _in_order(lanes, notes)
     # 1. the steps that all ranks have
     ranks = [_steps_of(lane) for lane in lanes]
-    counts, common = [len(steps) for steps in ranks], sorted(set.intersection(*map(set, ranks)))
-    if len(set(counts)) > 1:
-        said = f"steps by rank: {', '.join(map(str, counts[:16]))}"
-        if not all(lane.of("step") or lane.ranges[0].step is not None for lane in lanes):
+    common = sorted(set.intersection(*map(set, ranks)))
+    if len({len(steps) for steps in ranks}) > 1:
+        said = f"steps by rank: {', '.join(str(len(steps)) for steps in ranks[:16])}"
+        if not all(lane.of("step") for lane in lanes):
             raise TraceError(f"{said}: which belong together is not known; give whole traces, or profile with step()")
         notes.append(f"{said}: the {len(common)} that all ranks have are read")
     # 2. those of them that are whole
-    faults: dict[int, str] = {}
-    for rank, (lane, steps) in enumerate(zip(lanes, ranks, strict=True)):
-        every = dict.fromkeys(each.action for step in common for each in steps[step].actions)
-        for step in common:
-            seen = Counter(each.action for each in steps[step].actions)
-            if odd := [action for action in every if seen[action] != 1]:
-                names = ", ".join(map(str, odd[:NAMED])) + (f" and {len(odd) - NAMED} more" if odd[NAMED:] else "")
-                what = "has twice" if seen[odd[0]] else "lacks"
-                faults.setdefault(step, f"step {step}: {lane.file}, rank {rank}, {what} {names}")
-    whole = [step for step in common if step not in faults]
+    whole, faults, orders = dict[int, list[RankStep]](), list[str](), list[Schedule]()
+    sizes = Counter(1 + max(span.microbatch for steps in ranks for span in steps[step].spans) for step in common)
+    for step in common:
+        rows = [steps[step] for steps in ranks]
+        order = tuple(tuple(span.action for span in row.spans) for row in rows)
+        schedule = Schedule(FOREIGN, sizes.most_common(1)[0][0], order)
+        try:
+            orders.append(validate(schedule))
+            whole[step] = rows
+        except ValueError as error:
+            problem = str(error).partition("\n")[0].partition(": ")[2]
+            stage = re.search(r"\d+(?=[FBIW]\d)", problem)
+            lane = lanes[schedule.placement.get(int(stage[0]), 0) if stage else 0]
+            faults.append(f"step {step}: {problem} ({lane.name})")
     if not whole:
-        raise TraceError(f"no step is whole: {next(iter(faults.values()), 'the ranks have none in common')}")
-    notes += [f"left out: {fault}" for fault in faults.values()]
-    # 3. their order
-    orders = [tuple(tuple(each.action for each in steps[step].actions) for steps in ranks) for step in whole]
-    if len(set(orders)) > 1:
-        notes.append(f"the {len(orders)} steps ran {len(set(orders))} orders: the last one is drawn and replayed")
-    chunks = 1 + max(action.microbatch for row in orders[-1] for action in row)
-    schedule = _named(Schedule(UNKNOWN, chunks, orders[-1]), lanes)
-    made = {step: [steps[step] for steps in ranks] for step in whole}
-    return Steps(schedule, made, list(lanes), [*notes, *_about_times(schedule, made, lanes)])
+        why = faults[0] if faults else "the ranks have none in common"
+        raise TraceError(f"no step is whole: {why}: give the whole traces of all ranks of one pipeline")
+    notes += [f"left out: {fault}" for fault in faults]
+    if (count := len({order.ranks for order in orders})) > 1:
+        notes.append(f"the {len(orders)} steps ran {count} orders: the last one is drawn and replayed")
+    if any(len(lane.kernels) for lane in lanes):
+        notes.append("an action lasts from the begin of its first GPU kernel to the end of its last one")
+    return Traced(_named(orders[-1]), lanes, notes, whole)
 
 
-def _in_order(lanes: Sequence[Lane]) -> tuple[list[Lane], list[str]]:
+def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], list[str]]:
     """Return the lanes in the pipeline's order, with a stage for each action; refuse them if ranks may be missing."""
-    ranks, world, notes = [lane.rank for lane in lanes], max(lane.world for lane in lanes), list[str]()
+    ranks, world = [lane.rank for lane in lanes], max(lane.world for lane in lanes)
     given = f"ranks {', '.join(map(str, ranks[:8]))}{f' of {world}' if world else ''}"
-    if world not in (0, len(lanes)):
-        notes.append(f"{given} are read as one whole pipeline")
+    is_part = world not in (0, len(lanes))
+    notes = [*notes, *[f"{given} are read as one whole pipeline"] * is_part]
     if all(each.mark.stage is not None for lane in lanes for each in lane.of("action")):
         return sorted(lanes, key=lambda lane: min(each.mark.stage or 0 for each in lane.of("action"))), notes
-    apart = {after - before for before, after in pairwise(ranks)} or {1}
-    if (notes or apart != {1} or ranks[0]) and (len(apart) > 1 or len(lanes) == 1 or not world or world % len(lanes)):
+    is_even = len({after - before for before, after in pairwise(ranks)}) == 1 and world and world % len(lanes) == 0
+    if not is_even and (is_part or ranks != list(range(len(lanes)))):
         raise TraceError(f"{given} are given ({lanes[0].file}, ...), and no stages: give all ranks of one pipeline")
     for stage, lane in enumerate(lanes):
-        marks = [each.mark._replace(stage=stage) if each.mark.stage is None else each.mark for each in lane.ranges]
-        lane.ranges = [each._replace(mark=mark) for each, mark in zip(lane.ranges, marks, strict=True)]
+        marks = (each.mark if each.mark.stage is not None else each.mark._replace(stage=stage) for each in lane.ranges)
+        lane.ranges[:] = [each._replace(mark=mark) for each, mark in zip(lane.ranges, marks, strict=True)]
     return list(lanes), notes
 
 
-def _named(schedule: Schedule, lanes: Sequence[Lane]) -> Schedule:
-    """Return a valid order with its name, if microp builds it.
-
-    Raises:
-        TraceError: the order is not one of a whole pipeline.
-    """
-    try:
-        validate(schedule)
-    except ValueError as error:
-        problem = str(error).partition("\n")[0].partition(": ")[2]
-        stage = int(problem.split("F")[0]) if problem.split("F")[0].isdecimal() else None
-        lane = lanes[schedule.placement[stage]] if stage in schedule.placement else lanes[0]
-        raise TraceError(f"{problem} ({lane.name}): give the whole traces of all ranks of one pipeline") from error
-    size = len(schedule.ranks)
+def _named(schedule: Schedule) -> Schedule:
+    """Return an order with its name, if microp builds it."""
     for name, build in ORDERS.items():
-        looped = {"stages_per_rank": schedule.stages // size} if name in LOOPED else {}
+        looped = {"stages_per_rank": schedule.stages // len(schedule.ranks)} if name in LOOPED else {}
         for own in ({}, {"drain": Drain.lifo}) if name in ("gpipe", "breadth_first") else ({},):
             try:
-                if (built := build(size, schedule.chunks, **looped, **own)).ranks == schedule.ranks:
+                if (built := build(len(schedule.ranks), schedule.chunks, **looped, **own)).ranks == schedule.ranks:
                     return replace(built, ranks=schedule.ranks)
             except ValueError:  # it is not for these ranks and chunks
                 continue
     return schedule
-
-
-def _about_times(schedule: Schedule, steps: Mapping[int, Sequence[RankStep]], lanes: Sequence[Lane]) -> Iterator[str]:
-    """Say what the times of the actions are, and where a wait may be in them."""
-    for rank, lane in enumerate(lanes):
-        actions = [each for ranks in steps.values() for each in ranks[rank].actions]
-        seen = [each.received for each in actions if remote_source(schedule, rank, each.action) is not None]
-        if any(seen) and not all(seen):
-            yield f"{lane.name}: {seen.count(False)} of {len(seen)} receives are missing: waits may count as work"
-    if any(len(lane.kernels) for lane in lanes):
-        yield "an action lasts from the begin of its first GPU kernel to the end of its last one"
 
 
 # --- one rank ------------------------------------------------------------------------------------------
@@ -154,94 +131,57 @@ def _steps_of(lane: Lane) -> dict[int, RankStep]:
     """Return what a rank did by step: the profiler's, the file's, or from one optimizer or repetition to the next."""
     windows, optimizers = lane.of("step"), lane.of("optimizer")
     begins, updates = [each.start for each in windows], [each.start for each in optimizers]
-    found: dict[int, list[Timed]] = defaultdict(list)
+    found: dict[int, list[Span]] = defaultdict(list)
     counts, seen, repeated = Counter[tuple[int, str, int]](), set[tuple[int, Action]](), 0
-    for step, mark, timed in _timed(lane):
+    for mark, span in _spans(lane):
         # 1. the step of the action, and its microbatch where its name has none
-        number, action = step, timed.action
+        action, step = span.action, bisect_right(updates, span.wait_start)
         if windows:
-            at = bisect_right(begins, timed.opened) - 1
-            if at < 0 or timed.opened >= windows[at].end:
+            at = bisect_right(begins, span.wait_start) - 1
+            if at < 0 or span.wait_start >= windows[at].end:
                 continue  # outside of the steps
-            number = windows[at].mark.microbatch
-        elif number is None and updates:
-            number = bisect_right(updates, timed.opened)
+            step = windows[at].mark.microbatch or 0
         if mark.microbatch is None:
-            kind = (number or 0, mark.op, action.stage)
+            kind = (step, mark.op, action.stage)
             action = action._replace(microbatch=counts[kind])
             counts[kind] += 1
-        if number is None:
+        if not windows and not updates:
             repeated += (repeated, action) in seen
             seen.add((repeated, action))
-        found[repeated if number is None else number].append(timed._replace(action=action))
+        found[step + repeated].append(span._replace(microbatch=action.microbatch))
     # 2. when the steps began and ended
     steps, order = {}, sorted(found)
     for number, later in zip(order, [*order[1:], None], strict=True):
         actions, window = found[number], next((each for each in windows if each.mark.microbatch == number), None)
         last = max(each.end for each in actions)
-        until = window.end if window else found[later][0].opened if later is not None else None
+        until = window.end if window else found[later][0].wait_start if later is not None else None
         own = [each for each in optimizers if last - SLACK <= each.start and (until is None or each.start < until)]
-        began, ended = window.start if window else actions[0].opened, max([last, *(each.end for each in own)])
+        began, ended = window.start if window else actions[0].wait_start, max([last, *(each.end for each in own)])
         steps[number] = RankStep(actions, began, ended, sum(each.end - each.start for each in own))
     return steps
 
 
-def _timed(lane: Lane) -> list[tuple[int | None, Mark, Timed]]:
-    """Return the step, if the file tells it, the mark and the times of each action, without its waits."""
-    ranges, posts, sends = _alone(lane), lane.of("post"), [each.start for each in lane.of("send")]
-    begins, posted = [each.start for each in ranges], [each.start for each in posts]
-    # 1. the receives of each range: those that began in it, or in a range that posts them for its action
-    inside: dict[int, int] = {}  # index of a range -> the end of its receive
-    waited: dict[tuple[str, int | None, int | None], deque[int]] = defaultdict(deque)
-    for receive in lane.of("receive"):
-        at = bisect_right(posted, receive.start) - 1
-        if at >= 0 and receive.start <= posts[at].end:
-            waited[posts[at].mark[1:4]].append(receive.end)
-        elif (at := bisect_right(begins, receive.start) - 1) >= 0 and receive.start < ranges[at].end:
-            inside[at] = max(receive.end, inside.get(at, 0))
-
-    def arrived(mark: Mark, until: int) -> int:
-        """Return when the receive of an action ended, which then counts for no other; 0 if none had ended by then."""
-        ends, last = waited[mark.op.replace("I", "B"), mark.stage, mark.microbatch], 0
-        while ends and ends[0] <= until:
-            last = ends.popleft()
-        return last
-
-    # 2. what is left of each range
-    found = list[tuple[int | None, Mark, Timed]]()
-    for at, (opened, end, mark, step) in enumerate(ranges):
-        came = max(arrived(mark, end), inside.get(at, 0))
-        start, received = max(opened, came if came <= end else 0), 0 < came <= end
-        if (after := bisect_right(sends, start)) < len(sends) and sends[after] < end:
-            end = _between(lane, start, sends[after])[1]
-        if start > opened:
-            start = _between(lane, start, end)[0]
-        start, end = _of_kernels(lane, ranges[at]) or (start, end)
-        pieces = [(mark, start, end, received)]
-        if mark.second is not None:
-            middle, later = _middle(lane, start, end)
-            other = arrived(mark.second, end)
-            pieces = [(mark, start, middle, received), (mark.second, max(later, other), end, other > 0)]
-        for one, start, end, received in pieces:
-            action = Action(Op(one.op), one.stage or 0, one.microbatch or 0)
-            found.append((step, one, Timed(action, opened, start, end, received)))
-    return found
-
-
-def _of_kernels(lane: Lane, each: Range) -> tuple[int, int] | None:
-    """Return the first begin and the last end of the kernels that a range launched; None if it launched none."""
-    first, last = lane.kernels[:, 0].searchsorted((each.start, each.end))
-    part = lane.kernels[first:last]
-    return (int(part[:, 1].min()), int(part[:, 2].max())) if len(part) else None
-
-
-def _middle(lane: Lane, start: int, end: int) -> tuple[int, int]:
-    """Return when a forward ended and the backward in the same range began: with its first operator, or a third on."""
-    first, last = lane.operators[2].searchsorted((start, end))
-    if first == last:
-        return (start + (end - start) // 3,) * 2
-    later = int(lane.operators[2][first])
-    return _between(lane, start, later)[1], later
+def _spans(lane: Lane) -> Iterator[tuple[Mark, Span]]:
+    """Yield the mark and the span of each action, without its waits: it begins where the receive before it ended."""
+    receives, sends = sorted(each.end for each in lane.of("receive")), [each.start for each in lane.of("send")]
+    for opened, closed, mark in _alone(lane):
+        middle = closed
+        if mark.second is not None:  # a pair is cut where its backward has the first operator, or after a third
+            first, last = lane.backwards.searchsorted((opened, closed))
+            middle = opened + (closed - opened) // 3
+            middle = middle if first == last else _last_operator(lane, opened, int(lane.backwards[first]))
+        for one, start, until in ((mark, opened, middle), (mark.second, middle, closed)):
+            if one is None:
+                continue
+            end = until
+            if at := bisect_right(receives, until):
+                start = max(start, receives[at - 1])
+            if (after := bisect_right(sends, start)) < len(sends) and sends[after] < end:
+                end = _last_operator(lane, start, sends[after])
+            first, last = lane.kernels[:, 0].searchsorted((start, until))
+            if first < last:  # it launched kernels
+                start, end = int(lane.kernels[first:last, 1].min()), int(lane.kernels[first:last, 2].max())
+            yield one, Span(lane.rank, Op(one.op), one.stage or 0, one.microbatch or 0, opened, start, start, end)
 
 
 def _alone(lane: Lane) -> list[Range]:
@@ -257,13 +197,7 @@ def _alone(lane: Lane) -> list[Range]:
     return kept
 
 
-def _between(lane: Lane, start: int, end: int) -> tuple[int, int]:
-    """Return the first begin and the last end of the operators between two times, or these if there are none.
-
-    Where a message cuts a range, its record can be late: on a busy machine the rank is woken only later.
-    """
-    begins, ends, _ = lane.operators
-    first, last = int(begins.searchsorted(start)), int(ends.searchsorted(end, "right")) - 1
-    if first >= len(begins) or last < 0 or not start <= begins[first] <= ends[last] <= end:
-        return start, end
-    return int(begins[first]), int(ends[last])
+def _last_operator(lane: Lane, start: int, end: int) -> int:
+    """Return when the last operator between two times ended, or the later time: a busy machine records a send late."""
+    at = int(lane.operators.searchsorted(end, "right")) - 1
+    return int(lane.operators[at]) if at >= 0 and lane.operators[at] > start else end

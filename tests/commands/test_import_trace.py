@@ -30,7 +30,7 @@ def test_a_trace_becomes_a_run(folder):
     assert (done.returncode, done.stderr) == (0, "")
     for text in (
         "2 ranks, 4 microbatches, 2 steps; the order is 1f1b",
-        "replayed 154 ms, +0.0 %",
+        "replayed over all steps: 154 ms, +0.0 %",
         "rank 1 |",
         "one clock",
     ):
@@ -79,12 +79,16 @@ def test_what_if_profile_and_csv(folder):
         (["absent.json"], "absent.json cannot be read"),
         (["spans.csv", "spans.csv"], "rank 0 is in spans.csv and in spans.csv"),
         (["spans.csv", "--layers", "4"], "--layers has 1 numbers for 2 stages"),
-        (["spans.csv", "--layers", "4,x"], "--layers 4,x: give the number of layers"),
-        (["spans.csv", "--rows", "0"], "--rows 0: give the rows"),
-        (["spans.csv", "--name", "a/b"], "--name a/b: use letters"),
+        (["spans.csv", "--layers", "4,x"], "argument --layers: x: give numbers from 1"),
+        (["spans.csv", "--rows", "0"], "argument --rows: 0: give numbers from 1"),
+        (["spans.csv", "--name", "a/b"], "argument --name: a/b: use letters"),
         (["spans.csv", "--what-if", "schedule=none"], "Could not find 'schedule/none'"),
         (["spans.csv", "--what-if", "chunks=0"], "chunks=0"),
-        (["spans.csv", "--what-if", "partition=1,2,3"], "partition=1,2,3: give 2 numbers"),
+        (["spans.csv", "--what-if", "partition=sizes", "partition.sizes=[8,9]"], "partition.sizes=[8, 9]"),
+        (
+            ["spans.csv", "--what-if", "schedule=interleaved", "chunks=8", "ranks=64"],
+            "16 layers are too few for 128 stages",
+        ),
         (["spans.csv", "--what-if", "schedule=zb_h1", "schedule.drain=up"], "schedule.drain"),
         (["spans.csv", "--names", "spans.csv"], "spans.csv is no table of names"),
     ],

@@ -12,13 +12,13 @@ import yaml
 
 from microp.config import compose_config, make_pricing_job, read_config
 from microp.foreign import (
-    Names,
     TraceError,
     align,
     make_steps,
     marked,
     profile_of,
     read_lanes,
+    read_names,
     record,
     step_rows,
     what_if,
@@ -78,10 +78,8 @@ def slice_of(name, start, end, **more):
 
 
 def read(*files, names=None):
-    lanes, notes = read_lanes(files, Names(names))
-    found = make_steps(lanes)
-    aligned = align(found)
-    return aligned, found.lanes, [*notes, *found.notes, *aligned.notes]
+    traced = align(make_steps(*read_lanes(files, read_names(names))))
+    return traced, traced.notes
 
 
 def lengths(spans):
@@ -92,7 +90,7 @@ def lengths(spans):
 def test_csv(tmp_path, unit):
     """Two steps, of which the second is longer."""
     first, second = spans_of(one_f_one_b(4, 8)), spans_of(one_f_one_b(4, 8), forward=5)
-    aligned, _, notes = read(as_csv(tmp_path / "spans.csv", first, second, unit=unit))
+    aligned, notes = read(as_csv(tmp_path / "spans.csv", first, second, unit=unit))
     assert notes == []
     assert aligned.schedule == one_f_one_b(4, 8)
     assert [bubble_fraction(spans) for spans in aligned.spans.values()] == [
@@ -110,7 +108,7 @@ def test_a_file_per_rank(tmp_path, schedule, pack):
     files = as_chrome(tmp_path, spans)
     for file in files:
         file.write_bytes(pack(file.read_bytes()))
-    aligned, _, notes = read(*files)
+    aligned, notes = read(*files)
     assert notes == []
     assert aligned.schedule == schedule
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=1e-6)
@@ -121,7 +119,7 @@ def test_microps_own_export(tmp_path):
     schedule = interleaved(2, 4)
     panels = {"replayed": spans_of(schedule, forward=9), "measured": spans_of(schedule)}
     file = perfetto(panels, dict.fromkeys(panels, schedule), tmp_path / "trace.json")
-    aligned, _, notes = read(file)
+    aligned, notes = read(file)
     assert "'measured, ms'" in notes[0]
     assert aligned.schedule == schedule
     assert makespan(aligned.spans[0]) == pytest.approx(makespan(panels["measured"]), abs=10)
@@ -135,8 +133,8 @@ def test_begins_and_ends_as_events_of_their_own(tmp_path):
         where = {"pid": 1, "tid": span.rank, "name": f"{span.stage}{span.op}{span.microbatch}"}
         events += [{**where, "ph": "B", "ts": span.start / 1e3}, {**where, "ph": "E", "ts": span.end / 1e3}]
     (tmp_path / "lanes.json").write_text(json.dumps(events)[:-1])
-    aligned, _, notes = read(tmp_path / "lanes.json")
-    assert notes == [f"{tmp_path}/lanes.json was cut: it is read up to there"]
+    aligned, notes = read(tmp_path / "lanes.json")
+    assert notes == [f"{tmp_path}/lanes.json: it was cut, and is read up to there"]
     assert bubble_fraction(aligned.spans[0]) == bubble_fraction(spans)
 
 
@@ -157,7 +155,7 @@ def test_kernels_below_a_range_are_its_time(tmp_path):
         own = [span for span in spans if span.rank == rank]
         host = [slice_of(f"PP:{s.stage}{s.op}{s.microbatch}", 10 * n, 10 * n + 8) for n, s in enumerate(own)]
         (tmp_path / FILES[rank]).write_text(json.dumps({"traceEvents": [*host, *kernels(rank)]}))
-    aligned, _, notes = read(*(tmp_path / name for name in FILES))
+    aligned, notes = read(*(tmp_path / name for name in FILES))
     assert notes == ["an action lasts from the begin of its first GPU kernel to the end of its last one"]
     assert lengths(aligned.spans[0]) == pytest.approx(lengths(spans))
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans))
@@ -174,7 +172,7 @@ def test_functions_of_megatron_are_counted(tmp_path):
         for rank in range(2):
             own = [slice_of(names[s.op], s.start / 1e3, s.end / 1e3) for s in spans if s.rank == rank]
             (tmp_path / FILES[rank]).write_text(json.dumps(own))
-        aligned, _, notes = read(*(tmp_path / name for name in FILES), names=table)
+        aligned, notes = read(*(tmp_path / name for name in FILES), names=table)
         assert notes == []
         assert aligned.schedule == one_f_one_b(2, 3)
 
@@ -185,7 +183,7 @@ def test_functions_of_megatron_are_counted(tmp_path):
 def test_a_wrong_table_of_names_is_one_line(tmp_path, text):
     (tmp_path / "names.yaml").write_text(text)
     with pytest.raises(TraceError, match=r"names\.yaml"):
-        Names(tmp_path / "names.yaml")
+        read_names(tmp_path / "names.yaml")
 
 
 @pytest.mark.parametrize("away", [0.1, 5e3, 3.6e9, 1.79e15])
@@ -197,7 +195,7 @@ def test_clocks_that_are_far_apart(tmp_path, away):
     for event in trace["traceEvents"]:
         event["ts"] += away
     files[2].write_text(json.dumps(trace))
-    aligned, _, notes = read(*files)
+    aligned, notes = read(*files)
     assert notes == []
     assert aligned.clocks.startswith("clocks left" if away < 1e3 else "clocks corrected")
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=0.005)
@@ -220,7 +218,7 @@ def test_waits_in_ranges_that_have_no_receive_are_told(tmp_path):
     for span in spans:
         early.append(span._replace(start=free[span.rank]))
         free[span.rank] = span.end
-    aligned, _, notes = read(*as_chrome(tmp_path, early))
+    aligned, notes = read(*as_chrome(tmp_path, early))
     assert "begin before their input was made" in notes[0]
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=0.06)  # hops are left in them
 
@@ -228,14 +226,14 @@ def test_waits_in_ranges_that_have_no_receive_are_told(tmp_path):
 def test_an_order_of_ones_own_is_kept(tmp_path):
     schedule = gpipe(2, 4)
     own = replace(schedule, ranks=tuple((row[1], row[0], *row[2:]) for row in schedule.ranks))
-    aligned, _, _ = read(*as_chrome(tmp_path, spans_of(own)))
+    aligned, _ = read(*as_chrome(tmp_path, spans_of(own)))
     assert aligned.schedule == replace(own, name="foreign")
 
 
 def traced(tmp_path, schedule, **costs):
-    aligned, lanes, _ = read(*as_chrome(tmp_path, spans_of(schedule, **costs)))
-    rows = step_rows(aligned, lanes)
-    return aligned, lanes, rows, calibrate_steps(aligned.schedule, rows, aligned.spans[0])
+    aligned, _ = read(*as_chrome(tmp_path, spans_of(schedule, **costs)))
+    rows = step_rows(aligned)
+    return aligned, rows, calibrate_steps(aligned.schedule, rows, aligned.spans[0])
 
 
 @pytest.mark.parametrize(
@@ -248,24 +246,18 @@ def traced(tmp_path, schedule, **costs):
     ],
 )
 def test_what_if(tmp_path, schedule, sizes, expected):
-    aligned, _, _, costs = traced(tmp_path, one_f_one_b(4, 8))
-    answer = what_if(schedule, sizes, aligned.schedule, costs, [])
-    assert makespan(answer.spans) == pytest.approx(makespan(expected) / 1e6)
-    assert answer.notes
-
-
-def test_a_partition_that_does_not_fit_is_one_line(tmp_path):
-    aligned, _, _, costs = traced(tmp_path, one_f_one_b(4, 8))
-    for sizes, layers in (([1, 2], []), ([1, 2, 3, 4], [2, 2, 2, 2])):
-        with pytest.raises(TraceError, match="give 4 numbers"):
-            what_if(aligned.schedule, sizes, aligned.schedule, costs, layers)
+    aligned, _, costs = traced(tmp_path, one_f_one_b(4, 8))
+    sizes = sizes or [8 // schedule.stages] * schedule.stages
+    answer, assumed = what_if(schedule, sizes, aligned.schedule, [2] * 4, costs)
+    assert makespan(answer) == pytest.approx(makespan(expected) / 1e6)
+    assert assumed
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), zb_h1(4, 8)], ids=lambda schedule: schedule.name)
 def test_a_profile_gives_an_emulated_device_the_times_of_the_trace(tmp_path, schedule):
     spans = spans_of(schedule, weight=2)
-    aligned, lanes, _, costs = traced(tmp_path, schedule, weight=2)
-    profile, notes = profile_of(aligned, lanes, costs, [], 4)
+    aligned, rows, costs = traced(tmp_path, schedule, weight=2)
+    profile, notes = profile_of(aligned, rows, [8] * 4, costs, 4)
     assert "fit within 0 %" in " ".join(notes)
     path = tmp_path / "profile.yaml"
     path.write_text(yaml.safe_dump(to_plain(profile)))
@@ -276,8 +268,8 @@ def test_a_profile_gives_an_emulated_device_the_times_of_the_trace(tmp_path, sch
 
 
 def test_the_run_folder_can_be_read(tmp_path):
-    aligned, lanes, rows, _ = traced(tmp_path, one_f_one_b(4, 8))
-    attempt, summary = record(tmp_path / "runs", aligned, rows, lanes, {"notes": []})
+    aligned, rows, _ = traced(tmp_path, one_f_one_b(4, 8))
+    attempt, summary = record(tmp_path / "runs", aligned, rows, {"notes": []}, None)
     records = check_attempt(attempt)
     assert records.summary == json.loads(json.dumps(summary))
     assert records.status["status"] == "finished"

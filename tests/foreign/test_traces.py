@@ -16,7 +16,7 @@ from statistics import median
 import pytest
 from foreign.traced import RUNTIME, SCHEDULES, make_traces
 
-from microp.foreign import Names, TraceError, align, make_steps, read_lanes, step_rows
+from microp.foreign import TraceError, align, make_steps, read_lanes, read_names, step_rows
 from microp.schedule import Op
 from microp.simulator import replay_steps
 from microp.trace import Span, bubble_fraction, makespan
@@ -31,10 +31,8 @@ def traces(request, tmp_path_factory):
 
 def read(files):
     """The steps on one clock, the rows, and all notes."""
-    lanes, notes = read_lanes(files, Names())
-    found = make_steps(lanes)
-    aligned = align(found)
-    return aligned, step_rows(aligned, found.lanes), [*notes, *found.notes, *aligned.notes]
+    traced = align(make_steps(*read_lanes(files, read_names())))
+    return traced, step_rows(traced), traced.notes
 
 
 def timed(folder: Path, step: int) -> list[Span]:
