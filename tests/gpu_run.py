@@ -136,8 +136,6 @@ HEAD = f"{'part':<28}{'':<6}{'time':>7}  found"
 
 
 # --- the parts ------------------------------------------------------------------------------------
-
-
 def losses(run: microp.Run) -> list[float]:
     rows = run.steps[(run.steps.phase == "measured") & run.steps.loss.notna()]
     return list(rows.groupby("step").loss.sum())
@@ -311,8 +309,6 @@ def parts_of(card: Card) -> dict[str, tuple[int, Part]]:
 
 
 # --- their table ----------------------------------------------------------------------------------
-
-
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Raise TimeoutError in this block after a time; ranks that it has launched are ended."""

@@ -61,8 +61,6 @@ def any_sweep(store: Any) -> list:
 
 
 # --- all points of the stored sweeps, in one launch ---
-
-
 def _all_m(folder: Path) -> Rows:
     where = [(device, ranks) for device, ranks in panels("m_sensitivity") if ranks > 1]
     return m_runs(folder, where, *stored("m_sensitivity", "chunks", "schedule"), (0,))

@@ -10,13 +10,13 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "device/meters.py": {
         # torch shows each tensor that is made only to such a mode; profilers are too slow within a step
-        "torch.utils._python_dispatch.TorchDispatchMode",
+        "torch.utils._python_dispatch.TorchDispatchMode"
     },
     "model/compiled.py": {
-        "torch._functorch.config",  # a setting of torch's compiler that has no public name
+        "torch._functorch.config"  # a setting of torch's compiler that has no public name
     },
     "model/autocast.py": {
-        "torch._subclasses.fake_tensor.FakeTensorMode",  # which types a layer makes, without computing
+        "torch._subclasses.fake_tensor.FakeTensorMode"  # which types a layer makes, without computing
     },
     "model/split_backward.py": {
         # `backward` and `grad` compare shapes in Python, 25 to 35 us a call
@@ -24,10 +24,10 @@ ALLOWED = {
         "torch.utils._pytree",  # a layer may take and return any nest of tensors
     },
     "model/watch.py": {
-        "torch.utils._python_dispatch.TorchDispatchMode",  # which operations a layer calls, and with what
+        "torch.utils._python_dispatch.TorchDispatchMode"  # which operations a layer calls, and with what
     },
     "model/weight_gradients.py": {
-        "torch._foreach_add_",  # one call for all small gradients
+        "torch._foreach_add_"  # one call for all small gradients
     },
 }
 

@@ -38,8 +38,6 @@ def test_without_runs_there_is_no_answer():
 
 
 # --- one experiment each --------------------------------------------------------------------------------
-
-
 SAID = {  # of `CASES[name].few`, with F = 5 and B = 10 ms, K = 2
     "m_sensitivity": (
         "Real compute, K = 2, batch fixed: from M = 1 to 16 the bubble of gpipe goes from 0.500 [0.500, 0.500] to "
@@ -135,8 +133,6 @@ def test_prediction_says_what_was_known_before_the_run(tmp_path):
 
 
 # --- a sweep of one's own -------------------------------------------------------------------------------
-
-
 def own(folder, slower=STEADY, **changes):
     """GPipe with 2 and 8 microbatches of the same 16 rows, on two ranks: steps of 90 and 67.5 ms."""
     rows = []
@@ -202,8 +198,6 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
 
 
 # --- what is missing -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_with_runs_has_an_answer_or_says_what_is_missing(name, tmp_path):
     row = run(tmp_path, gpipe(2, 4), equal(2, 5, 10), device="cpu", sync="ddp")

@@ -25,8 +25,6 @@ SEGMENTS = {"never": 0, "always": 1, "segments": 2}
 
 
 # --- checkpoint_overhead ---------------------------------------------------------------------------------
-
-
 def peaks_by_hand(name: str, policy: str, chunks: int) -> list[float]:
     """In MiB: a = 9 boundaries on the first rank and 8.5 on the last; a boundary has 16 / M rows of 64 x 4 bytes."""
     boundary = 16 * 64 * 4 / 2**20 / chunks
@@ -106,8 +104,6 @@ def test_a_boundary_has_the_models_shape():
 
 
 # --- partition_skew --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def skewed(tmp_path):
     """Four ranks; half of the layers on the first or the last, or as many on each."""
@@ -135,8 +131,6 @@ def test_throughput_and_utilisation_are_as_computed(skewed):
 
 
 # --- schedules and hop_latency ---------------------------------------------------------------------------
-
-
 def test_the_front_has_what_nothing_beats(tmp_path):
     """1F1B is as fast as GPipe and holds less, ZB-H1 is faster and holds no more than 1F1B's first rank."""
     names = ("gpipe", "1f1b", "zb_h1", "naive")
@@ -177,8 +171,6 @@ def test_the_slopes_differ_by_the_formula(tmp_path):
 
 
 # --- gradient_sync and hybrid ---------------------------------------------------------------------
-
-
 ALPHA, BETA = 0.2, 2048.0  # ms, MiB/s
 
 

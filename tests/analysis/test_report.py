@@ -36,8 +36,6 @@ def made(outputs):
 
 
 # --- the store ---------------------------------------------------------------------------------------
-
-
 def test_a_row_has_summary_configuration_and_environment(outputs):
     row = Store(outputs).runs("m_sensitivity").iloc[0]
     assert row["config.device.name"] == "cpu"
@@ -70,8 +68,6 @@ def test_a_point_that_was_planned_again_is_its_younger_run(tmp_path):
 
 
 # --- the whole report ----------------------------------------------------------------------------------
-
-
 def test_every_file_of_the_report_is_written_and_told(outputs, made):
     done, _ = made
     files = {path.name for path in (outputs / "report").iterdir()}
@@ -265,8 +261,6 @@ def test_one_experiment_alone(outputs, made, tmp_path):
 
 
 # --- any sweep -----------------------------------------------------------------------------------------
-
-
 def test_a_sweep_or_a_folder_of_runs_is_drawn_over_what_varies(outputs, tmp_path, capsys):
     assert sweep.main([str(outputs / "sweeps"), "--report", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "sweep-2026-01-02_config.csv")
@@ -292,8 +286,6 @@ def test_a_folder_that_does_not_exist_is_said(program, tmp_path, capsys, monkeyp
 
 
 # --- a timeline -----------------------------------------------------------------------------------
-
-
 def test_a_run_is_found_by_its_id(outputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(timeline, "OUTPUTS", outputs)
     [run, *_] = sorted(path.name for path in (outputs / "runs").iterdir())
@@ -309,8 +301,6 @@ def test_a_folder_without_a_trace(tmp_path, capsys):
 
 
 # --- `python -m analysis.orders`: one row per case, with the searched order between the bound and the best named one --
-
-
 def test_the_table_has_bounds_named_and_searched_orders(tmp_path, capsys):
     assert orders.main(["--seconds", "1", "--solver", "0", "--cases", "2", "--report", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "orders.csv")

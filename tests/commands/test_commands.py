@@ -62,8 +62,6 @@ def test_check(tmp_path):
 
 
 # --- printed commands -----------------------------------------------------------------------------
-
-
 TINY = ["model.layers=4", "model.dim=32", "batch_size=8"]
 TIMES = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.weight_ms=0.1"]
 KNOBS = ["device.latency_ms=1", "device.recompute_ms=0.1", "device.reduce_ms=1", "device.full_ms=0.3", "sync=flat"]
@@ -99,8 +97,6 @@ def test_a_printed_command_is_not_refused(command, tmp_path):
 
 
 # --- the safety checks can fail -------------------------------------------------------------------
-
-
 def test_a_failed_check_is_exit_code_1(monkeypatch, capsys):
     monkeypatch.setattr(self_checks, "CHECKS", {"good": lambda _: (True, "1"), "bad": lambda _: (False, "0.5")})
     assert command.main([]) == 1
@@ -135,8 +131,6 @@ def test_memory_that_does_not_fall_fails(monkeypatch, tmp_path, peaks):
 
 
 # --- the harness's own cost is measured by a command ----------------------------------------------
-
-
 def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
     def run(command, **_):
         """Start a sweep, of ranks that are threads, or torchrun, in a forked process."""
@@ -157,8 +151,7 @@ def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [("--steps=0", "--steps: 0 is below 1"), ("--busy 1 --launches 0", "--launches: 0 is below 1")],
+    ("words", "said"), [("--steps=0", "--steps: 0 is below 1"), ("--busy 1 --launches 0", "--launches: 0 is below 1")]
 )
 def test_nothing_to_measure_is_refused(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -41,8 +41,6 @@ def measured(outputs):
 
 
 # --- measure -------------------------------------------------------------------------------------
-
-
 def test_a_run_has_its_summary_and_its_folder(measured, outputs):
     for run, chunks in zip(measured, (2, 4), strict=True):
         assert isinstance(run, microp.Run)
@@ -232,8 +230,6 @@ def test_what_a_user_should_know_is_a_warning(tmp_path):
 
 
 # --- price ---------------------------------------------------------------------------------------
-
-
 def test_a_price_is_simulated():
     """ZB-H1 on 4 ranks, with F = B = W = 1: 3 M + K - 1 = 27 for M = 8."""
     price = microp.price("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64")
@@ -275,8 +271,6 @@ def test_a_folder_of_one_s_own_options(tmp_path, monkeypatch):
 
 
 # --- the package ---------------------------------------------------------------------------------
-
-
 def test_importing_microp_imports_nothing_else():
     """So that it is quick: neither torch nor hydra, pandas or numpy, nor any other module of microp."""
     code = "import sys; before = set(sys.modules); import microp; print(*set(sys.modules) - before)"

@@ -39,8 +39,6 @@ def problems(config) -> list[str]:
 
 
 # --- what a user types ---------------------------------------------------------------------------
-
-
 def test_one_schedule_as_text(tmp_path):
     done = simulate("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -123,8 +121,6 @@ def test_json_is_one_object_a_point_and_nothing_else(tmp_path):
 
 
 # --- what is refused -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -149,8 +145,6 @@ def test_what_is_wrong_is_named_with_its_key(words, message):
 
 
 # --- what is priced ------------------------------------------------------------------------------
-
-
 def figures(config) -> dict:
     return Price(make_pricing_job(config)).figures
 
@@ -235,8 +229,6 @@ def test_recomputation_takes_time(words, makespan):
 
 
 # --- memory --------------------------------------------------------------------------------------
-
-
 ALIKE = "model.layers=8 model.dim=256 batch_size=512 chunks=8"
 GPT = "model=gpt model.dim=32 batch_size=28 chunks=6"  # microbatches of 5 and of 4 rows
 MEMORY_OF = [

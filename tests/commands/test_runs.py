@@ -126,8 +126,6 @@ def test_all_attempts(folder, tmp_path, monkeypatch, capsys):
 
 
 # --- comparing -----------------------------------------------------------------------------------
-
-
 def test_one_question_with_another(asked):
     code, out, _ = asked("chunks=8", "--compare", "schedule=1f1b", "schedule=gpipe")
     assert code == 0
@@ -209,8 +207,6 @@ def test_a_comparison_as_csv(asked):
 
 
 # --- what is refused -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [

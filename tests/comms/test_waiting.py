@@ -122,8 +122,6 @@ def test_a_wait_ends_when_time_is_up():
 
 
 # --- how long a wait spins: long where cores are free, shortly where others want them, never without a core per rank --
-
-
 MS = 1_000_000
 
 

@@ -66,8 +66,6 @@ def test_since_the_snapshot_from_which_a_run_goes_on(text):
 
 
 # --- no secret reaches a file ---------------------------------------------------------------------
-
-
 SECRETS = {"SLURM_JWT": "canary-slurm", "AWS_SECRET_ACCESS_KEY": "canary-aws", "PLAIN": "canary-plain"}
 BUILDER = """
 from microp.schedule.builders import gpipe

@@ -115,8 +115,6 @@ def test_the_points_of_a_sweep_that_cannot_be_composed_say_why():
 
 
 # --- what an expression of a configuration may say, and what it may not ---------------------------
-
-
 GIVES = {
     "(1 + 2) * -3 / 2": -4.5,
     "  16 *\t4 ": 64,

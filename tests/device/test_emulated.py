@@ -17,9 +17,8 @@ from microp.simulator import Costs, nominal_costs
 from microp.worker import monolith
 from microp.worker.threads import run_threads
 
+
 # --- what an action costs ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -70,8 +69,6 @@ def test_recomputation(given, checkpointing, recompute, spared):
 
 
 # --- how long it lasts ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("build", "given", "action", "nominal"),
     [
@@ -102,7 +99,6 @@ def test_an_action_lasts_its_nominal_time(build, given, action, nominal):
 
 
 # --- real runs -----------------------------------------------------------------------------------
-
 TINY = {"forward_ms": 0.2, "backward_ms": 0.4}
 
 

@@ -132,8 +132,6 @@ def test_a_memory_step_gives_the_allocator_s_peaks():
 
 
 # --- each wait, taken away ------------------------------------------------------------------------
-
-
 def without_wait(work: Work) -> None:
     work._waited = True
 

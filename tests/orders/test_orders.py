@@ -8,16 +8,7 @@ from random import Random
 
 import pytest
 
-from microp.orders import (
-    Memory,
-    Problem,
-    lower_bounds,
-    named_schedules,
-    pairs,
-    search,
-    solve,
-    with_solver,
-)
+from microp.orders import Memory, Problem, lower_bounds, named_schedules, pairs, search, solve, with_solver
 from microp.orders.problem import ends_of, makespan_of
 from microp.schedule import builders, validate
 from microp.simulator import Costs, simulate

@@ -146,8 +146,6 @@ def test_recomputation_counts():
 
 
 # --- a cut's longest stage is as short as possible: compared with all partitions of a few layers ---
-
-
 def all_sizes(layers: int, stages: int):
     """Every partition."""
     for inner in combinations(range(1, layers), stages - 1):

@@ -170,8 +170,7 @@ def test_a_sweep(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"),
-    [("m_sensitivity_quick", "analysis.m_sensitivity"), ("mine", "analysis.sweep outputs/sweeps")],
+    ("name", "answer"), [("m_sensitivity_quick", "analysis.m_sensitivity"), ("mine", "analysis.sweep outputs/sweeps")]
 )
 def test_after_a_sweep_come_the_command_that_answers_it_and_the_drawing_of_a_pipeline(name, answer, capsys):
     """Not of the last point, as naive on one rank; a sweep of one's own may have any name."""

@@ -140,8 +140,6 @@ def test_no_stage_is_said_to_take_longer_than_the_longest_action_of_a_busy_machi
 
 
 # --- more ranks than cores take turns, and that costs time ----------------------------------------
-
-
 MODEL = MlpSettings("mlp", 8, 64, "float32")
 SIZES = (2, 2, 2, 2)
 

@@ -20,14 +20,7 @@ from microp.profiling.profile import interpolate
 from microp.records import ProfileError, find_profile, read_profile, write_profile
 from microp.schedule import Action, Op, builders, spread
 from microp.schedule.builders import chimera, gpipe, one_f_one_b, seq_1f1b
-from microp.settings import (
-    NEVER,
-    Checkpointing,
-    DeviceSettings,
-    EstimateSettings,
-    GptSettings,
-    MlpSettings,
-)
+from microp.settings import NEVER, Checkpointing, DeviceSettings, EstimateSettings, GptSettings, MlpSettings
 
 MODEL = MlpSettings("mlp", 8, 64, "float32")
 HOP = 0.02 + 0.1 * 512 * 20 / 2**20  # of 20 rows, 512 bytes each
@@ -111,8 +104,6 @@ def test_between_and_beyond_the_measured_rows():
 
 
 # --- a time between two measured numbers of rows is not on the line between them ------------------
-
-
 @pytest.mark.parametrize("batch", [1, 7, 48, 240])
 def test_every_microbatch_of_a_batch_is_among_them(batch):
     found = numbers_of_rows(batch)
@@ -153,8 +144,6 @@ def test_factors_without_their_rows_are_refused():
 
 
 # --- layers without measured times, and a device that is not here ---------------------------------
-
-
 GPT = GptSettings("gpt", 4, 32, "float32", 4, 16, 0.0, 1000)
 MLP = MlpSettings("mlp", 4, 512, "float32")
 ROWS = 8

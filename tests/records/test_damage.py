@@ -150,8 +150,6 @@ def test_an_older_attempt_stands_in_for_a_damaged_one(made, tmp_path):
 
 
 # --- traces, and records of a newer microp -------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "read"), [("spans", read_spans), ("reductions", read_reductions)], ids=["spans", "reductions"]
 )

@@ -73,8 +73,6 @@ def test_what_is_the_same_is_what_was_typed_and_what_matters():
 
 
 # --- which runs a filter lets pass, what a name of a column means, and what is refused ------------
-
-
 RUNS = {  # the name of a run in these tests: its configuration
     "gpipe 4": ("schedule=gpipe", "chunks=4"),
     "gpipe 8": ("schedule=gpipe", "chunks=8", "model.dim=64"),

@@ -134,8 +134,6 @@ def test_the_oracle_sees_one_mailbox_too_few():
 
 
 # --- receives ahead, and sends that are over ------------------------------------------------------
-
-
 def test_few_receives_are_posted_ahead_each_once():
     """`test_validation.py` shows that each is posted in time, and in the order of the sends."""
     for build, ranks, chunks in product((naive, gpipe, one_f_one_b), range(1, 6), range(1, 9)):

@@ -7,16 +7,7 @@ from itertools import product
 import pytest
 from drawn import read
 
-from microp.schedule import (
-    Action,
-    Op,
-    Partition,
-    of_sizes,
-    skewed,
-    spread,
-    uniform,
-    weight_groups,
-)
+from microp.schedule import Action, Op, Partition, of_sizes, skewed, spread, uniform, weight_groups
 from microp.schedule import builders as schedules
 from microp.schedule.builders import Drain, gpipe
 from microp.schedule.format_rows import format_rows
@@ -56,8 +47,6 @@ def test_w_actions_of_one_stage_that_stand_together_are_one_group():
 
 
 # --- no layer is dropped, and sizes are what was asked for ----------------------------------------
-
-
 @pytest.mark.parametrize(("layers", "stages"), [(n, k) for n, k in product(range(1, 20), range(1, 9)) if k <= n])
 def test_every_layer_is_on_one_stage(layers, stages):
     for partition in (uniform(layers, stages), *(skewed(layers, stages, 0.8, rank) for rank in range(stages))):
@@ -100,8 +89,6 @@ def test_refusals(make, message):
 
 
 # --- some of a schedule's rows as text ------------------------------------------------------------
-
-
 def draw(schedule, *marked, width=100):
     return format_rows(schedule, set(map(Action.parse, marked)), width).splitlines()
 

@@ -24,7 +24,6 @@ from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_v
 from microp.schedule.validation import find_cycle
 
 # --- what is said ----------------------------------------------------------------------------------
-
 REFUSED = [
     (read("0F0 0B0", "1F0"), "1B0 is missing", "rank 0  0F0 [0B0]\n  rank 1 [1F0]"),
     (read("0F0 0F0 0B0"), "0F0 is listed more than once", "rank 0 [0F0][0F0] 0B0"),
@@ -152,8 +151,6 @@ def test_the_first_forward_beyond_the_limit_is_drawn():
 
 
 # --- what is accepted runs -------------------------------------------------------------------------
-
-
 def links(schedule: Schedule) -> tuple[dict, dict, dict]:
     """(src, dest) -> what is sent, in the order of the sends; what is posted; what is used."""
     sent, posted, used = {}, {}, {}

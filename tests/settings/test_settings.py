@@ -34,7 +34,6 @@ def test_the_last_microbatch_may_be_spared():
 
 
 # --- tracking, with what the environment says -----------------------------------------------------
-
 ASKED_NOTHING = TrackingSettings(None, None, None, None, [], None, False)
 
 
@@ -103,7 +102,6 @@ def test_a_folder_is_checked_without_leaving_anything(tmp_path):
 
 
 # --- the learning rate over the steps, and what an optimizer keeps --------------------------------
-
 SGD = SgdSettings("sgd", 0.0, "constant", 0, 0.9)
 
 

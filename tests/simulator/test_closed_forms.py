@@ -137,8 +137,6 @@ def test_no_form_where_none_is_exact(schedule: Schedule, costs: Costs) -> None:
 
 
 # --- published -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("build", "rate"), [("one_f_one_b", 0.2431), ("zb_h1", 0.1585), ("zb_h2", 0.1083)])
 def test_zero_bubble_tables_5_and_9(build: str, rate: float) -> None:
     """arXiv 2401.10241: 8 ranks, 24 chunks; bubble = (cost - M T) / cost, cost the largest span of a rank."""
@@ -157,8 +155,6 @@ def test_a_heavy_first_stage_is_cheaper_than_a_heavy_last_one() -> None:
 
 
 # --- interleaved in groups, with another warmup --------------------------------------------------------
-
-
 def _interleaved_shapes() -> Iterator[tuple[int, int, Schedule]]:
     """K, G and the order for every group, warmup and extra warmup of small shapes."""
     for ranks, loops in product((2, 3, 4), (2, 3)):

@@ -79,8 +79,6 @@ def test_refusals_name_the_key(given, message):
 
 
 # --- stages from layers: memory and times ---------------------------------------------------------
-
-
 LAYER = LayerMemory(
     weights=100,
     activation=Size(per_row=30),  # its input, something inside, its output
@@ -143,8 +141,6 @@ def test_stages_take_the_times_of_their_layers():
 
 
 # --- the four rules, drawn: tensors from rank 0 to rank 1, an F a digit long for each unit of time ---
-
-
 def drawn(spans, ranks: int) -> tuple[str, ...]:
     rows = [["."] * makespan(spans) for _ in range(ranks)]
     for span in spans:
@@ -171,8 +167,6 @@ def test_hops_longer_and_shorter_than_a_forward(transfer, forward, hop, rows):
 
 
 # --- ranks that share cores: no work is lost, and a core each is the plain simulation -------------
-
-
 def test_a_core_each_is_the_plain_simulation():
     random = Random(5)
     for _ in range(60):

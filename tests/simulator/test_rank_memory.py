@@ -13,13 +13,7 @@ from microp.job import Workload
 from microp.schedule import Op, Schedule, builders, from_text, spread
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks, Size, StageBytes, simulate
-from microp.simulator.rank_memory import (
-    COMING_GRADIENT,
-    COMING_INPUT,
-    SENT_GRADIENT,
-    SENT_OUTPUT,
-    held_counts,
-)
+from microp.simulator.rank_memory import COMING_GRADIENT, COMING_INPUT, SENT_GRADIENT, SENT_OUTPUT, held_counts
 from microp.trace import in_flight_peak
 
 ORDERS = [
@@ -110,8 +104,6 @@ def test_any_schedule_any_footprint():
 
 
 # --- mailboxes and sends -------------------------------------------------------------------------
-
-
 def test_a_mailbox_keeps_its_memory_when_its_tensor_has_gone():
     """GPipe on the first of two ranks: a gradient comes for each microbatch, and none can use another's mailbox."""
     first, second = held_counts(builders.gpipe(2, 3), Holds(mailboxes=True), (), [1] * 3)
@@ -148,8 +140,6 @@ def test_microbatches_count_by_their_rows():
 
 
 # --- of layers -----------------------------------------------------------------------------------
-
-
 def some_layers(chance: random.Random, count: int) -> list[LayerMemory]:
     sizes = [[Size(chance.randint(0, 9), chance.randint(0, 9)) for _ in range(9)] for _ in range(3)]
     for each in sizes:

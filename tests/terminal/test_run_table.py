@@ -171,8 +171,6 @@ def test_a_failed_run_has_its_state_and_its_message(lines, capsys):
 
 
 # --- verdicts ------------------------------------------------------------------------------------
-
-
 def launches(words: str, *times: float, **changes) -> list[PointRow]:
     step = {"p10": 1.0, "p90": 1.0, "n": 5}
     return [row(f"{words} repeat={n}", step_ms={**step, "median": time}, **changes) for n, time in enumerate(times)]
@@ -282,8 +280,6 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
 
 
 # --- the whole table -----------------------------------------------------------------------------
-
-
 def test_the_csv_has_what_was_planned_and_all_that_was_found(tmp_path):
     done = row("schedule=gpipe model.dim=64 chunks=4", step_ms={"median": 9.0, "p10": 5.0, "p90": 10.0})
     planned = row("schedule=interleaved model.dim=128 chunks=4", run_id="later")

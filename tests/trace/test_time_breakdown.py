@@ -39,8 +39,6 @@ def booked(schedule: Schedule, costs) -> dict[int, dict[str, int]]:
 
 
 # --- by hand -------------------------------------------------------------------------------------
-
-
 def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
     """
     ::
@@ -120,8 +118,6 @@ def test_waits_are_booked_by_phase(schedule, costs, accounts):
 
 
 # --- against a clerk who looks at every moment -----------------------------------------------------
-
-
 def look(schedule: Schedule, spans: list[Span], clocks, rank: int, moment: int) -> str:
     """What `rank` does at `moment`."""
     own = [span for span in spans if span.rank == rank]
@@ -198,8 +194,6 @@ def test_one_rank_s_account_is_the_same_without_the_others():
 
 
 # --- a real run ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("checkpointing", ["never", "always"])
 def test_a_real_step_adds_up(checkpointing, tmp_path):
     device = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.3, None, [])

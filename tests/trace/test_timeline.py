@@ -18,16 +18,7 @@ from rich.console import Console
 from microp.schedule import Schedule
 from microp.schedule.builders import gpipe, interleaved, zb_v
 from microp.simulator import Costs, for_stages, simulate
-from microp.trace import (
-    MILLISECONDS,
-    UNITS,
-    Reduction,
-    Span,
-    plain,
-    reductions,
-    screen,
-    timeline,
-)
+from microp.trace import MILLISECONDS, UNITS, Reduction, Span, plain, reductions, screen, timeline
 from microp.trace.cells import FILL, IDLE, REDUCED
 from microp.trace.screen import Screen
 
@@ -117,8 +108,6 @@ def test_of_many_ranks_the_first_and_the_last_are_shown(rows):
 
 
 # --- every character -------------------------------------------------------------------------------
-
-
 def every_kind() -> Iterator[tuple[Schedule, Costs]]:
     """All builders, and schedules and costs that nobody would draw."""
     random = Random(12)
@@ -254,8 +243,6 @@ def test_the_axis_runs_from_0_to_the_end(columns, length):
 
 
 # --- in a terminal ---------------------------------------------------------------------------------
-
-
 class Terminal:
     """A stream, of which no width is known."""
 

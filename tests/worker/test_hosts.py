@@ -14,15 +14,7 @@ from hosts import CLOCK_S, NAMES, two_hosts
 from user import SMALL, microp, read, until
 from warm import Command
 
-from microp.records import (
-    check_attempt,
-    clocks_text,
-    read_rows,
-    read_schedule,
-    read_spans,
-    read_status,
-    read_summary,
-)
+from microp.records import check_attempt, clocks_text, read_rows, read_schedule, read_spans, read_status, read_summary
 
 WORDS = [*SMALL, "schedule=1f1b", "ranks=4", "chunks=4", "tracking=disabled"]
 TIMEOUT_S = 15  # a busy machine may take seconds to bring all ranks to their meeting

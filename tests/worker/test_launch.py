@@ -76,8 +76,6 @@ def test_ranks_end_with_their_parent(tmp_path):
 
 
 # --- a launch on one host listens on loopback only ------------------------------------------------
-
-
 LAUNCHES = {
     "gloo": partial(small_job, engine=EngineSettings("compare", False)),
     "tcp": small_job,
@@ -110,8 +108,6 @@ def test_a_launch_listens_on_loopback_only_and_unpickles_nothing(backend, tmp_pa
 
 
 # --- ranks that hold the same weights -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("keys", "ranks", "replicas", "said"),
     [

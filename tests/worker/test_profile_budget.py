@@ -59,8 +59,6 @@ def test_the_needed_cases_are_run_however_slow_the_model_is():
 
 
 # --- stages are timed at many numbers of rows, without a pipeline ---------------------------------
-
-
 @pytest.mark.parametrize("model", [mlp(), gpt(dropout=0.0)], ids=["mlp", "gpt"])
 def test_every_rank_times_each_op(tmp_path, model):
     job = small_job(schedule=gpipe(2, 1), model=model)

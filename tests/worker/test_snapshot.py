@@ -64,7 +64,6 @@ def uninterrupted(tmp_path_factory):
 
 
 # --- as if never stopped ------------------------------------------------------------------------
-
 ELSEWHERE = {
     "the same": {},
     "three ranks, skewed": {"schedule": one_f_one_b(3, 4), "partition": skewed},
@@ -127,8 +126,6 @@ def test_bf16_and_tied_weights_go_on_bit_for_bit_from_two_ranks_to_four(tmp_path
 
 
 # --- what is written, and what stays -------------------------------------------------------------
-
-
 def test_what_a_snapshot_leaves(uninterrupted):
     attempt, _ = uninterrupted["gpt"]
     assert [folder.name for folder in snapshots.snapshots_of(attempt)] == ["step-2", "step-4", "step-6"]
@@ -245,8 +242,6 @@ def test_killed_at_any_moment_one_snapshot_is_whole(whole, tmp_path):
 
 
 # --- other engines -------------------------------------------------------------------------------
-
-
 def test_engines_in_turn_go_on(tmp_path):
     """The limit's steps take a batch and change no weights; torch is left out of this comparison by its own rules."""
     job = job_of("mlp", steps=2, engine=EngineSettings("compare", False), checkpointing=CHECKPOINTING["except_last"])
@@ -259,8 +254,6 @@ def test_engines_in_turn_go_on(tmp_path):
 
 
 # --- weights that are not finite ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "step", "said"),
     [

@@ -54,8 +54,6 @@ def test_v_shapes_fold_the_stages(name: str) -> None:
 
 
 # --- pictures --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_docstring_draws_what_the_simulator_does(name: str) -> None:
     build = getattr(schedules, {"1f1b": "one_f_one_b", "1f1b_v": "one_f_one_b_v"}.get(name, name))
@@ -95,8 +93,6 @@ def test_backwards_that_go_along_the_sequence_deadlock() -> None:
 
 
 # --- what is refused -------------------------------------------------------------------------------
-
-
 def test_dualpipe_v_says_which_chunks_it_takes() -> None:
     with pytest.raises(ValueError, match=r"'dualpipe_v' needs .*: chunks=7, ranks=4; use chunks=8 or more"):
         schedules.dualpipe_v(4, 7)
