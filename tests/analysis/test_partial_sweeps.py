@@ -64,14 +64,9 @@ def test_every_part_of_a_sweep_is_drawn_or_left_out(experiment, tmp_path, whole)
     saves(smallest, tmp_path / "report")
 
 
-def test_with_one_number_of_microbatches_nothing_is_drawn_against_it(tmp_path):
-    rows = [made(tmp_path, name, 4, **{"config.device.per": ["row"]}) for name in ("gpipe", "1f1b")]
-    for row in rows:
-        row[LAUNCH] = 0
+def test_nothing_is_drawn_against_one_number_of_microbatches_one_latency_or_one_position(tmp_path):
+    rows = [made(tmp_path, name, 4, **{"config.device.per": ["row"], LAUNCH: 0}) for name in ("gpipe", "1f1b")]
     assert m_sensitivity.exhibits(Made(rows)) == []
-
-
-def test_one_latency_or_one_position_is_no_comparison(tmp_path):
     rows = [made(tmp_path, "gpipe", chunks, latency=0) for chunks in (4, 8)]
     assert [exhibit.stem for exhibit in hop_latency.exhibits(Made(rows))] == ["hop-latency-step-time"]
     skewed = {"config.partition.rank": 1.0, "config.partition.share": 0.75, "config.device.per": ["layer"]}
