@@ -60,24 +60,14 @@ LARGE = ("model.layers=8", "model.dim=4096", "batch_size=4096", "steps=30", "war
 
 
 class Card(NamedTuple):
-    """What is tried.
+    """What is tried."""
 
-    Attributes:
-        device: `cuda`; or `cpu` in its place, by which everything but the card itself can be tried.
-        gpus: the number of GPUs.
-        folder: gets the runs and the file of figures.
-        large: the words of a model that keeps a card busy.
-        profile_s: how long to measure a profile, in seconds.
-        schedules: the schedules whose gradients are compared.
-        models: the models that are tried.
-    """
-
-    device: str
+    device: str  # `cuda`; or `cpu` in its place, by which everything but the card itself can be tried
     gpus: int
-    folder: Path
-    large: tuple[str, ...] = LARGE
+    folder: Path  # gets the runs and the file of figures
+    large: tuple[str, ...] = LARGE  # the words of a model that keeps a card busy
     profile_s: int = 20
-    schedules: tuple[str, ...] = SCHEDULES
+    schedules: tuple[str, ...] = SCHEDULES  # whose gradients are compared
     models: tuple[str, ...] = tuple(MODELS)
 
     @property

@@ -82,9 +82,7 @@ def run(
 ) -> dict[str, Any]:
     """The row of a run whose actions last as long as `costs` say, in ms, and its trace below `folder`.
 
-    Args:
-        slower: what its step takes longer than that.
-        shared: whether runs with the same trace have it in one folder, in which nothing may then be changed.
+    Its step is `slower` than that. `shared` runs with the same trace have it in one folder: nothing there may change.
     """
     place = (_shared if shared else _write)(folder, schedule, costs, slower)
     name, spans = str(next(_numbers)), _simulated(schedule, costs)

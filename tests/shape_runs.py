@@ -56,19 +56,14 @@ _FOLDER = tempfile.TemporaryDirectory()
 
 
 class Case(NamedTuple):
-    """How a shape is run.
-
-    Attributes:
-        sync: how the gradients of two replicas are summed; an empty text for one replica.
-        batches_weights: whether the W of several microbatches are one product, which is another order of summation.
-    """
+    """How a shape is run."""
 
     schedule: str
     cut: str = "uniform"
     mode: str = "never"
     dtype: str = "float32"
-    sync: str = ""
-    batches_weights: bool = False
+    sync: str = ""  # how the gradients of two replicas are summed; an empty text for one replica
+    batches_weights: bool = False  # the W of several microbatches are one product, which is another order of summation
     ranks: int = 2
 
     def __str__(self) -> str:

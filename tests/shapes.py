@@ -55,26 +55,19 @@ from microp.model import Bits, Layers
 class Shape(NamedTuple):
     """A model function and what is expected of it.
 
-    Attributes:
-        make: the function.
-        expect: `equal`, `refused` or `either`.
-        words: what a refusal says, among other words.
-        reference: what it equals: `plain`, PyTorch with the whole batch at once; or `undivided`, microp on one rank
-            with the same microbatches, for layers whose result depends on the microbatch (random numbers, statistics
-            of the batch).
-        bits: whether it equals the undivided run bit for bit; else to a tolerance, because torch computes it by another
-            kernel where less is asked for: without a graph (LSTM, vmap), or without weights (RMSNorm).
-        changes_buffers: whether a forward changes buffers, so that nothing can be recomputed, and replicas differ.
-        is_slow: whether it takes long to run, so that it meets fewer schedules.
+    A layer whose result depends on the microbatch (random numbers, statistics of the batch) equals `undivided`: microp
+    on one rank with the same microbatches; others equal `plain`, PyTorch with the whole batch at once. Without `bits`
+    the undivided run is equalled to a tolerance, because torch computes it by another kernel where less is asked for:
+    without a graph (LSTM, vmap), or without weights (RMSNorm).
     """
 
     make: Callable[[], Layers]
-    expect: str = "equal"
-    words: str = ""
+    expect: str = "equal"  # or `refused` or `either`
+    words: str = ""  # what a refusal says, among other words
     reference: str = "plain"
     bits: bool = True
-    changes_buffers: bool = False
-    is_slow: bool = False
+    changes_buffers: bool = False  # in a forward, so that nothing can be recomputed, and replicas differ
+    is_slow: bool = False  # it meets fewer schedules
 
 
 SHAPES: dict[str, Shape] = {}

@@ -55,16 +55,8 @@ def store_run(
 ) -> str:
     """Write one attempt and return its run's id.
 
-    Args:
-        outputs: the outputs folder.
-        overrides: the configuration, as it is typed.
-        step_ms: the median time of its steps.
-        spread: their p10 and p90, relative to it.
-        status: `running` has no summary.
-        minute: when it started, after noon.
-        message: why it failed.
-        env: what differs from ENV.
-        summary: what differs from a usual summary.
+    `spread` is the p10 and p90 of its steps, relative to their median; it started so many minutes after noon; `env` and
+    `summary` are what differs from ENV and a usual summary, which a `running` one has not.
     """
     asked, job = _asked(overrides)
     attempt = new_attempt(outputs / "runs", job.run_id)

@@ -130,8 +130,7 @@ def test_the_sentence(times, others, sentence):
 def test_equal_groups_are_seldom_called_different(paired, busy, count):
     """600 comparisons of a thing with itself: 5 % give 30, and 46 are three standard deviations more.
 
-    Args:
-        busy: the fraction of launches that ran on a busy machine, at half the speed.
+    `busy` is the fraction of launches that ran on a busy machine, at half the speed.
     """
     generator = np.random.default_rng(1)
     called = 0

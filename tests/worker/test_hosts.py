@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from hosts import CLOCK_S, NAMES, two_hosts
-from user import SMALL, microp, read, until
-from warm import Command
+from user import SMALL, Inside, microp, read, until
 
 from microp.records import check_attempt, clocks_text, read_rows, read_schedule, read_spans, read_status, read_summary
 
@@ -21,7 +20,7 @@ TIMEOUT_S = 15  # a busy machine may take seconds to bring all ranks to their me
 
 
 @contextmanager
-def launched(hosts, *words: str) -> Iterator[list[Command]]:
+def launched(hosts, *words: str) -> Iterator[list[Inside]]:
     """A launch on all hosts, with two ranks on each, which has ended after the block."""
     commands = [host.torchrun(*words) for host in hosts]
     try:
