@@ -23,17 +23,8 @@ from microp.results import Store, load_runs, load_steps
 
 WORDS = ["schedule=1f1b", "chunks=3", "replicas=2", "comms=threads", "tracking=disabled", "steps=2", "warmup_steps=1"]
 TINY = ["model.layers=2", "model.dim=8", "batch_size=6"]
-RECORDS = [
-    "status.json",
-    "summary.json",
-    "config.yaml",
-    "env.json",
-    "schedule.txt",
-    "steps.rank1.jsonl",
-    "spans.rank2.jsonl",
-    "reductions.rank3.jsonl",
-    "error.rank1.json",
-]
+RECORDS = [f"{name}.json" for name in ("status", "summary", "env", "error.rank1")] + ["config.yaml", "schedule.txt"]
+RECORDS += ["steps.rank1.jsonl", "spans.rank2.jsonl", "reductions.rank3.jsonl"]
 DAMAGES = ["cut", "empty", "missing", "not-text", "no-keys"]
 UNSEEN = {  # nothing tells how many errors and sums were written
     ("error.rank1.json", "missing"),
@@ -112,23 +103,17 @@ def test_the_report_lists_them(made):
     assert store.plans == []
 
 
-def test_a_timeline_names_the_file(made, capsys):
+def test_a_timeline_names_the_file_tracking_goes_on_and_a_sweep_runs_the_point_again(made, capsys):
     path = run_of(made, "spans.rank2.jsonl", "cut") / "attempt-1" / "spans.rank2.jsonl"
     with pytest.raises(SystemExit, match="2"):
         timeline.main([str(path.parent)])
     said = capsys.readouterr()
     assert said.err.startswith(f"error: {path} cannot be read (")
     assert said.err.count("\n") == 1
-
-
-def test_tracking_names_the_file_and_goes_on(made, capsys):
     assert tracking.main([str(made)]) == 1
     said = capsys.readouterr()
     assert said.out.strip().endswith("attempt-1: disabled")
     assert named([line.split(": ", 1)[1] for line in said.err.splitlines()]) == files(made)
-
-
-def test_a_sweep_runs_the_point_again(made):
     assert planned.finished(good_run(made)) == good_run(made) / "attempt-1"
     assert [planned.finished(Path(path).parents[1]) for path in files(made)] == [None] * len(CASES)
 

@@ -52,14 +52,11 @@ def test_welch_by_hand():
 
 
 def test_what_slows_down_both_is_no_difference():
-    """The second launch ran on a busy machine: only pairs can tell."""
+    """The second launch ran on a busy machine: only pairs can tell. Launches without a partner are left out of them."""
     times, others = launches(40.0, 80.0, 41.0), launches(42.0, 84.5, 43.0)
     assert compare(times, others).verdict == "faster"
     apart = compare(times, {repeat + 3: time for repeat, time in others.items()})
     assert (apart.paired, apart.verdict) == (False, "too noisy to say")
-
-
-def test_launches_without_a_partner_are_left_out_of_pairs():
     found = compare(launches(40.0, 41.0, 40.5, 99.0), launches(50.0, 51.0, 50.5))
     assert (found.paired, found.launches) == (True, (3, 3))
     assert found.ratio == pytest.approx(0.8, abs=0.01)
@@ -86,42 +83,29 @@ def test_the_launches_asked_for_would_settle_it(spread, paired):
     assert at(3 + found.more).verdict == "too noisy to say"
 
 
-@pytest.mark.parametrize(
-    ("times", "others", "sentence"),
-    [
-        ((48.1, 47.0, 49.9), (50.2, 49.3, 51.4), "a is 3.9 % faster than b [1.7 %, 6.1 %], 3 launches each"),
-        ((50.2, 49.3, 51.4), (48.1, 47.0, 49.9), "a is 4.1 % slower than b [1.7 %, 6.5 %], 3 launches each"),
-        ((148.0, 147.0), (50.0, 51.0), "a takes 2.92 times as long as b [2.47, 3.46], 2 launches each"),
-        (
-            (50.0,),
-            (60.0,),
-            "a against b: too noisy to say: the spread of 1 launch each is unknown; "
-            "2 more launches each (repeat=1,2) would show it",
-        ),
-        (
-            (50.0, 51.0, 50.5, 49.5),
-            (50.1, 50.9, 50.4, 49.6),
-            "a against b: too noisy to say: 0.0 % less time [-0.4 %, +0.4 %], 4 launches each; "
-            "a difference of more than 0.4 % is ruled out; "
-            f"it would take more than {MOST} launches each to settle a difference of this size",
-        ),
-        (
-            (48.1, 49.5, 48.9),
-            (50.2, 49.3, 51.4),
-            "a against b: too noisy to say: 2.9 % less time [-9.7 %, +4.4 %], 3 launches each; "
-            "a difference of more than 9.7 % is ruled out; "
-            "4 more launches each (repeat=3,4,5,6) would settle a difference of this size",
-        ),
-        (
-            (50.0, 150.0),
-            (50.0, 51.0),
-            "a against b: too noisy to say: 71.5 % more time [-99.8 %, +162388.6 %], 2 launches each; "
-            "9 more launches each (repeat=2,...,10) would settle a difference of this size",
-        ),
-    ],
-)
-def test_the_sentence(times, others, sentence):
-    assert compare(launches(*times), launches(*others)).sentence("a", "b") == sentence
+NOISY = "a against b: too noisy to say: "
+SENTENCES = {
+    ((48.1, 47.0, 49.9), (50.2, 49.3, 51.4)): "a is 3.9 % faster than b [1.7 %, 6.1 %], 3 launches each",
+    ((50.2, 49.3, 51.4), (48.1, 47.0, 49.9)): "a is 4.1 % slower than b [1.7 %, 6.5 %], 3 launches each",
+    ((148.0, 147.0), (50.0, 51.0)): "a takes 2.92 times as long as b [2.47, 3.46], 2 launches each",
+    (
+        (50.0,),
+        (60.0,),
+    ): f"{NOISY}the spread of 1 launch each is unknown; 2 more launches each (repeat=1,2) would show it",
+    ((50.0, 51.0, 50.5, 49.5), (50.1, 50.9, 50.4, 49.6)): f"{NOISY}0.0 % less time [-0.4 %, +0.4 %], 4 launches each; "
+    "a difference of more than 0.4 % is ruled out; it would take more than "
+    f"{MOST} launches each to settle a difference of this size",
+    ((48.1, 49.5, 48.9), (50.2, 49.3, 51.4)): f"{NOISY}2.9 % less time [-9.7 %, +4.4 %], 3 launches each; "
+    "a difference of more than 9.7 % is ruled out; "
+    "4 more launches each (repeat=3,4,5,6) would settle a difference of this size",
+    ((50.0, 150.0), (50.0, 51.0)): f"{NOISY}71.5 % more time [-99.8 %, +162388.6 %], 2 launches each; "
+    "9 more launches each (repeat=2,...,10) would settle a difference of this size",
+}
+
+
+@pytest.mark.parametrize(("times", "others"), SENTENCES)
+def test_the_sentence(times, others):
+    assert compare(launches(*times), launches(*others)).sentence("a", "b") == SENTENCES[times, others]
 
 
 @pytest.mark.parametrize(
@@ -141,14 +125,11 @@ def test_equal_groups_are_seldom_called_different(paired, busy, count):
     assert called > (8 if not busy else 0), "an interval that is far too wide would be no interval of 95 %"
 
 
-@pytest.mark.parametrize(("times", "others"), [({}, {0: 1.0}), ({0: 1.0}, {}), ({0: 0.0}, {0: 1.0})])
-def test_what_cannot_be_compared_is_refused(times, others):
-    with pytest.raises(ValueError, match="at least one launch|greater than 0"):
-        compare(times, others)
-
-
-def test_the_times_of_launches_come_from_a_frame():
+def test_the_times_of_launches_come_from_a_frame_and_what_cannot_be_compared_is_refused():
     rows = pd.DataFrame({LAUNCH: [0, 2, 1], "step_ms.median": [5.0, 7.0, None]})
     assert launch_times(rows) == {0: 5.0, 2: 7.0}
     with pytest.raises(ValueError, match="one question"):
         launch_times(pd.concat([rows, rows]))
+    for times, others in (({}, {0: 1.0}), ({0: 1.0}, {}), ({0: 0.0}, {0: 1.0})):
+        with pytest.raises(ValueError, match="at least one launch|greater than 0"):
+            compare(times, others)

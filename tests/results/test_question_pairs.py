@@ -49,15 +49,16 @@ def test_keys_that_only_one_option_has_do_not_part_the_others(groups):
 
 
 def test_two_single_questions_always_pair(groups):
+    """Null for one option and no key of the other is no difference; a single launch has no interval."""
     runs = [(["schedule=1f1b", "chunks=4"], {}), (["schedule=gpipe", "chunks=8", "model.dim=64"], {})]
     pairing = pair_questions(*groups(runs, "chunks=4", "chunks=8"))
     assert len(pairs_of(pairing)) == 1
     assert named(pairing.compared) == {"schedule", "schedule.drain", "chunks", "model.dim"}
-
-
-def test_null_for_one_option_and_no_key_of_the_other_is_no_difference(groups):
-    runs = [(["device=cpu"], {}), (["device=emulated"], {})]
-    pairing = pair_questions(*groups(runs, "device=cpu", "device=emulated"))
+    rate = figure(pairing, "samples_per_s")
+    assert (rate["low"], rate["comparison"].verdict) == (None, "too noisy to say")
+    pairing = pair_questions(
+        *groups([(["device=cpu"], {}), (["device=emulated"], {})], "device=cpu", "device=emulated")
+    )
     assert "device.forward_ms" in named(pairing.compared)
     assert "device.weight_ms" not in named(pairing.compared)
 
@@ -90,30 +91,17 @@ def compared(groups, **figures):
 TIMES = {"1f1b": (48.1, 47.0, 49.9), "gpipe": (50.2, 49.3, 51.4)}
 
 
-def test_times_have_a_verdict_and_a_rate_is_faster_where_it_is_higher(groups):
-    pairing = compared(groups, step_ms=TIMES)
+def test_times_have_a_verdict_and_memory_and_loss_are_exact(groups):
+    """A rate is faster where it is higher; a figure that a side lacks is left out."""
+    peaks = {"1f1b": [[33.0, 20.0]] * 3, "gpipe": [[40.0, 20.0]] * 3}
+    lacks = {"1f1b": [None] * 3, "gpipe": [[1.0, 2.0]] * 3}
+    pairing = compared(groups, step_ms=TIMES, peak_memory_mib=peaks, peak_activation_mib=lacks)
     step, rate = (figure(pairing, name) for name in ("step_ms", "samples_per_s"))
     assert step["comparison"].paired
     assert (step["verdict"], rate["verdict"]) == ("faster", "faster")
     assert (step["ratio"], step["low"], step["high"]) == pytest.approx((0.9607, 0.9386, 0.9834), abs=1e-4)
     assert (rate["ratio"], rate["low"], rate["high"]) == pytest.approx((1 / 0.9607, 1 / 0.9834, 1 / 0.9386), abs=1e-4)
-
-
-def test_memory_and_loss_are_exact(groups):
-    peaks = {"1f1b": [[33.0, 20.0]] * 3, "gpipe": [[40.0, 20.0]] * 3}
-    pairing = compared(groups, step_ms=TIMES, peak_memory_mib=peaks)
     peak = figure(pairing, "peak_memory_mib")
     assert (peak["verdict"], peak["ratio"], peak["comparison"], peak["low"]) == ("less", 33 / 40, None, None)
     assert figure(pairing, "loss.last")["verdict"] == "equal"
-
-
-def test_a_figure_that_a_side_lacks_is_left_out(groups):
-    pairing = compared(groups, peak_memory_mib={"1f1b": [None] * 3, "gpipe": [[1.0, 2.0]] * 3})
-    assert "step_ms" in set(pairing.figures["figure"])
-    assert "peak_memory_mib" not in set(pairing.figures["figure"])
-
-
-def test_a_single_launch_has_no_interval(groups):
-    runs = [([f"schedule={name}"], {}) for name in ("1f1b", "gpipe")]
-    rate = figure(pair_questions(*groups(runs, "schedule=1f1b", "schedule=gpipe")), "samples_per_s")
-    assert (rate["low"], rate["comparison"].verdict) == (None, "too noisy to say")
+    assert "peak_activation_mib" not in set(pairing.figures["figure"])

@@ -74,28 +74,23 @@ def test_two_panels_have_one_scale_and_one_header():
     assert drawn({"replayed": quick, "measured": slow}, columns=71, scale=MILLISECONDS)[0] == both
 
 
-def test_a_stage_is_named_where_a_rank_holds_several():
-    spans = simulate(interleaved(2, 2), equal(4, 4, 8))
-    rows = rank_rows(drawn(spans, columns=9 + 60))
-    assert rows[0].startswith("0F0-0F1-2F0-2F1-")
-    assert "1F3: stage 1, microbatch or slice 3" in "\n".join(drawn(spans))
-
-
-def test_only_the_header_tells_of_a_panel_that_is_not_drawn():
+def test_only_the_header_tells_of_a_panel_that_is_not_drawn_and_of_a_prediction():
     spans = simulate(gpipe(2, 2), equal(2, 4_000_000, 6_000_000))
     lines = drawn({"replayed": spans, "measured": spans}, scale=MILLISECONDS, in_header=["replayed"])
     assert lines[0] == "replayed 30 ms, bubble 0.333 · measured 30 ms (+0.0 %), bubble 0.333"
     assert len(rank_rows(lines)) == 2
     for meaning in ("replayed: simulated with the step's own", "measured: the last measured step"):
         assert meaning in "\n".join(lines)
-
-
-def test_a_prediction_is_in_the_header_if_there_is_one():
-    spans = simulate(gpipe(2, 2), equal(2, 4_000_000, 6_000_000))
+    assert "predicted" not in "\n".join(lines)
     lines = drawn({"measured": spans}, scale=MILLISECONDS, predicted={"step_ms": 31.5, "bubble": 0.25})
     assert lines[0].startswith("predicted 31.5 ms with the optimizer, bubble 0.250 · measured 30 ms, ")
     assert "predicted: known before the run" in "\n".join(lines)
-    assert "predicted" not in "\n".join(drawn({"measured": spans}, scale=MILLISECONDS))
+
+
+def test_a_stage_is_named_where_a_rank_holds_several():
+    lines = drawn(simulate(interleaved(2, 2), equal(4, 4, 8)), columns=9 + 60)
+    assert rank_rows(lines)[0].startswith("0F0-0F1-2F0-2F1-")
+    assert "1F3: stage 1, microbatch or slice 3" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 11])
