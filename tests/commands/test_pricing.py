@@ -11,7 +11,7 @@ import training
 from user import microp
 
 from microp.commands.pricing import Price
-from microp.config import ConfigError, compose_config, make_job, read_config
+from microp.config import compose_config, make_job, read_config
 from microp.config.prediction import predict
 from microp.config.pricing_job import make_pricing_job
 from microp.device import memory_probe
@@ -27,15 +27,6 @@ def simulate(*words: str, folder, **environment: str):
 def composed(text: str = ""):
     """The configuration that these words make on the command line of `microp.simulate`."""
     return read_config(compose_config(*text.split(), name="simulate"))
-
-
-def problems(config) -> list[str]:
-    """Everything that keeps a configuration from being priced."""
-    try:
-        make_pricing_job(config)
-    except ConfigError as error:
-        return error.problems
-    return []
 
 
 # --- what a user types ---------------------------------------------------------------------------
@@ -118,30 +109,6 @@ def test_json_is_one_object_a_point_and_nothing_else(tmp_path):
     assert (points[0]["makespan"], points[4]["makespan"]) == (4 * 3 + Fraction(3, 2), 15)
     assert all(p["closed_form"]["makespan"] == p["makespan"] for p in points[4:])
     assert not list(tmp_path.rglob("trace.json"))
-
-
-# --- what is refused -----------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("costs.forward=1", "costs.backward is missing: give one value per stage, or one for all"),
-        ("costs.forward=[1,2] costs.backward=[1,2,3]", "costs.backward has 3 values for 2 stages"),
-        ("costs.recompute=[1,2,3]", "costs.recompute has 3 values for 2 stages"),
-        ("schedule=interleaved costs.forward=[1,2] costs.backward=1", "costs.forward has 2 values for 4 stages"),
-        ("costs.forward=[1,-2] costs.backward=1", "costs.forward[1]=-2 is negative: give a number from 0 up"),
-        ("costs.forward=fast costs.backward=1", "costs.forward=fast is not a number, or a list with one per stage"),
-        ("costs.forward=[1,[2]] costs.backward=1", "costs.forward=[1, [2]] is not a number, or a list"),
-        ("costs.forward=nan costs.backward=1", "costs.forward=nan is not a number"),
-        ("costs.latency=[1,2]", "costs.latency=[1, 2] is not a number: give a number"),
-        ("device=emulated device.forward_ms=0 device.backward_ms=0", "no action takes any time"),
-        ("costs.transfer=pigeon", "costs.transfer=pigeon is not one of asynchronous, sender_busy, serial_link"),
-        ("output=xml", "output=xml is not one of text, json"),
-        ("device=emulated ranks=20 device.per=[layer]", "device.per=['layer'] needs at least one layer per stage"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_key(words, message):
-    [problem] = problems(composed(words))
-    assert message in problem
 
 
 # --- what is priced ------------------------------------------------------------------------------

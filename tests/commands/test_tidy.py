@@ -123,6 +123,9 @@ def test_an_id_from_a_record_is_no_pattern(outputs):
         (["status=failed", "--delete", "-n", "3"], "takes all runs that meet the filters"),
         (["status=failed", "--delete", "--csv"], "leave out --compare, --columns, --csv, -n"),
         (["status=failed", "--yes"], "--yes answers the question of --delete"),
+        (["-n", "-1"], "--limit"),
+        (["--compare", "a"], "--compare"),
+        (["--compare", "a", "b", "--all"], "--all"),
     ],
 )
 def test_bad_options_are_one_message(words, reason, outputs, capsys):

@@ -125,8 +125,3 @@ def test_a_price_and_python_refuse_it():
         compose_config("dry_run=true", name="simulate")
     with pytest.raises(ConfigError, match="dry_run=true is for the command line"):
         measure("dry_run=true")
-
-
-@pytest.mark.parametrize("key", ["dry_run", "fail_fast"])
-def test_they_are_no_part_of_a_question(key):
-    assert job_of(f"{key}=true").run_id == job_of().run_id == job_of("again=true").run_id
