@@ -45,30 +45,23 @@ def test_torch_csv_with_idle_slots_overlaps_and_communication() -> None:
     validate(schedule)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "line 1, column 1: expected '# microp schedule"),
-        ("# microp schedule x chunks=2\n", "line 1, column 1: expected '# microp schedule"),
-        ("# microp schedule x chunks=1 ranks=2\n0F0 0B0\n", "line 1, column 1: ranks=2, but 1 rows"),
-        ("# microp schedule x chunks=1 ranks=1\n0F0 0X0\n", "line 2, column 5: '0X0' is not an action"),
-        ("# microp schedule x chunks=1 ranks=1\n\n  0F 0B0\n", "line 3, column 3: '0F' is not an action"),
-    ],
-)
-def test_errors_in_our_form(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        from_text(text)
+HEAD = "# microp schedule x chunks=1 ranks="
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("read", "text", "message"),
     [
-        ("", "line 1, column 1: found no action"),
-        (",,\n", "line 1, column 1: found no action"),
-        ("0F0,0B0\n1F0,1Q0\n", "line 2, column 5: '1Q0' is not an action"),
-        ("0F0,,0X0\n", "line 1, column 6: '0X0' is not an action"),
+        (from_text, "", "line 1, column 1: expected '# microp schedule"),
+        (from_text, "# microp schedule x chunks=2\n", "line 1, column 1: expected '# microp schedule"),
+        (from_text, f"{HEAD}2\n0F0 0B0\n", "line 1, column 1: ranks=2, but 1 rows"),
+        (from_text, f"{HEAD}1\n0F0 0X0\n", "line 2, column 5: '0X0' is not an action"),
+        (from_text, f"{HEAD}1\n\n  0F 0B0\n", "line 3, column 3: '0F' is not an action"),
+        (from_torch_csv, "", "line 1, column 1: found no action"),
+        (from_torch_csv, ",,\n", "line 1, column 1: found no action"),
+        (from_torch_csv, "0F0,0B0\n1F0,1Q0\n", "line 2, column 5: '1Q0' is not an action"),
+        (from_torch_csv, "0F0,,0X0\n", "line 1, column 6: '0X0' is not an action"),
     ],
 )
-def test_errors_in_torch_csv(text: str, message: str) -> None:
+def test_errors(read, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
-        from_torch_csv(text, "x")
+        read(*([text] if read is from_text else [text, "x"]))

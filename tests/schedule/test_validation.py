@@ -43,7 +43,7 @@ REFUSED = [
     (read("0F0 0W0 0I0"), "it deadlocks: 0W0 waits for 0I0, which comes after 0W0 on rank 0", "0F0 [0W0][0I0]"),
     (
         read("0F0 0B0 0W0"),
-        "0B0 is the full backward, but there is 0W0 too: write 0I0 for 0B0, or leave 0W0 out",
+        "0B0 is the full backward, but there is 0W0 too: write 0I0 for 0B0, or leave 0W0 ou",
         "[0B0]",
     ),
     (read("0F0 0I0 0B0 0W0"), "0B0 is the full backward, but there is 0I0 too: write 0I0 for 0B0", "[0I0]"),

@@ -23,20 +23,8 @@ from microp.worker.trainer import ActionTimes
 
 
 def uneven_costs(random: Random, schedule: Schedule) -> Costs:
-    """Integers, Fractions or both; a hop is 0, the same everywhere, or each its own."""
-    unit = random.choice((1, Fraction(1, random.randint(2, 7))))
-
-    def times(least: int, most: int) -> tuple[int | Fraction, ...]:
-        return tuple(random.randint(least, most) * unit for _ in range(schedule.stages))
-
-    return Costs(
-        forward=times(1, 9),
-        backward=times(1, 9),
-        weight=random.choice(((), times(0, 9))),
-        full=random.choice(((), times(1, 18))),
-        latency=random.choice((0, random.randint(1, 9), times(0, 4), times(0, 30))),
-        recompute=random.choice(((), times(0, 5))),
-    )
+    """Integers, Fractions or both; a hop is 0, the same everywhere, or each its own, and nothing else."""
+    return replace(random_costs(random, schedule, Asynchronous()), spared=(), boundary=(), bandwidth=1)
 
 
 def assert_same_spans(schedule: Schedule, costs: Costs) -> None:

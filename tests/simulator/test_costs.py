@@ -13,21 +13,11 @@ import pytest
 from costs_helper import equal
 from random_schedules import random_costs, random_schedule
 
+from microp import simulator
 from microp.schedule import Op
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
 from microp.settings import NEVER, Checkpointing, Holds
-from microp.simulator import (
-    Costs,
-    LayerMemory,
-    LayerTimes,
-    Size,
-    costs_of,
-    for_stages,
-    simulate,
-    simulate_on_cores,
-    stage_bytes,
-    weight_bytes,
-)
+from microp.simulator import Costs, LayerMemory, LayerTimes, Size, costs_of, for_stages, simulate, simulate_on_cores
 from microp.simulator.costs import ratio
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
 from microp.trace import makespan
@@ -40,20 +30,9 @@ def test_a_hop_is_latency_and_size_over_bandwidth():
     assert for_stages(2, forward=1, backward=1, boundary=5, bandwidth=Fraction(1, 2)).hop(1) == 10
     assert for_stages(2, forward=1, backward=1, boundary=5, bandwidth=0.5).hop(1) == 10.0
     assert for_stages(2, forward=1, backward=1, boundary=5, latency=7).hop(1) == 7
-
-
-def test_a_ratio_is_exact_where_it_can_be():
-    assert ratio(6, 4) == Fraction(3, 2)
-    assert type(ratio(6, 3)) is int
-    assert ratio(Fraction(1, 3), 2) == Fraction(1, 6)
-    assert type(ratio(6, 3.0)) is float
-
-
-def test_one_value_for_all_stages():
-    assert for_stages(3, forward=1, backward=(2, 3, 4), weight=None, latency=5) == Costs(
-        (1, 1, 1), (2, 3, 4), latency=5
-    )
-    assert equal(2, 1, 2, 3) == Costs((1, 1), (2, 2), latency=3)
+    assert for_stages(3, forward=1, backward=(2, 3, 4), latency=5) == Costs((1, 1, 1), (2, 3, 4), latency=5)
+    assert (ratio(6, 4), ratio(Fraction(1, 3), 2)) == (Fraction(3, 2), Fraction(1, 6))  # exact where it can be
+    assert (type(ratio(6, 3)), type(ratio(6, 3.0))) == (int, float)
 
 
 @pytest.mark.parametrize(
@@ -89,22 +68,17 @@ LAYER = LayerMemory(
 
 
 def test_a_tensor_that_two_layers_keep_counts_once():
-    memory = stage_bytes([LAYER] * 3, 2, NEVER)
+    memory = simulator.stage_bytes([LAYER] * 3, 2, NEVER)
     assert memory.kept == memory.whole == 2 * (30 + 20 + 20)
     assert memory.in_backward == 40 + 2 * 5  # the last layer's: after it, more is free than is needed
     assert (memory.rebuilt, memory.gradients) == (0, 300)
-    assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
-
-
-def test_small_gradients_wait_for_the_end_of_a_stage_s_w():
-    small = LAYER._replace(in_weight=Size(2, 1), products=Size(5))
+    assert simulator.weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
+    small = LAYER._replace(in_weight=Size(2, 1), products=Size(5))  # small gradients wait for the end of a stage's W
     large = LAYER._replace(in_weight=Size(50, 1))
-    assert stage_bytes([small] * 3, 2, NEVER).in_weight == 3 * 5 + 2 + 2
-    assert stage_bytes([small, large], 2, NEVER).in_weight == 5 + 50 + 2
-
-
-def test_recomputed_segments_keep_their_inputs():
-    memory, segment = stage_bytes([LAYER] * 4, 2, Checkpointing("segments", 2, False)), 2 * (30 + 20)
+    assert simulator.stage_bytes([small] * 3, 2, NEVER).in_weight == 3 * 5 + 2 + 2
+    assert simulator.stage_bytes([small, large], 2, NEVER).in_weight == 5 + 50 + 2
+    # recomputed segments keep their inputs
+    memory, segment = simulator.stage_bytes([LAYER] * 4, 2, Checkpointing("segments", 2, False)), 2 * (30 + 20)
     assert memory.kept == 2 * 2 * 10
     assert memory.rebuilt + memory.in_backward == segment - 2 * 10 + 40 + 2 * 5
 
@@ -112,17 +86,17 @@ def test_recomputed_segments_keep_their_inputs():
 def test_what_some_backwards_of_a_stage_need_in_addition():
     """Two layers that keep 6 each, of which they share 2; a backward needs 9 more, and the last layer's frees 4."""
     layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9), in_weight=Size(6), products=Size(1))] * 2
-    alone = stage_bytes(layers, 1, NEVER)
+    alone = simulator.stage_bytes(layers, 1, NEVER)
     assert alone.in_backward == 9  # then 9 - 4
     assert (alone.own_send, alone.first_backward, alone.first_weight) == (0, 1, 4)
-    sending = stage_bytes([layers[0], layers[1]._replace(shared=Size(6))], 1, NEVER, 6, Holds(messages=True))
+    sending = simulator.stage_bytes([layers[0], layers[1]._replace(shared=Size(6))], 1, NEVER, 6, Holds(messages=True))
     assert (sending.own_send, sending.first_backward) == (2, 5 - 4 + 6)  # 9 - 4 + 6, then the weights' 5
 
 
 def test_a_received_gradient_stays_in_its_mailbox_while_other_segments_run():
     layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9))] * 2
     policy = Checkpointing("segments", 2, False)
-    freed, stays = (stage_bytes(layers, 1, policy, 3, Holds(mailboxes=each)) for each in (False, True))
+    freed, stays = (simulator.stage_bytes(layers, 1, policy, 3, Holds(mailboxes=each)) for each in (False, True))
     rebuilt = 6 - 2  # a segment's activations less its input
     assert freed.rebuilt + freed.in_backward == rebuilt + 9
     assert stays.in_backward == freed.in_backward + 3 - 2  # the last segment's input is free

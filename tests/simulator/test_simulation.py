@@ -166,15 +166,10 @@ def test_a_pure_delay_has_the_times_and_causes_of_the_rules_in_general(unit, sma
         assert quick.start.dtype == general.start.dtype
 
 
-def test_floats_are_what_the_same_sums_of_floats_give():
+def test_floats_are_what_the_same_sums_give_and_integers_beyond_64_bits_stay_exact():
     schedule, costs = one_f_one_b(3, 5), equal(3, 0.1, 0.2, 0.05)
     assert {span.action: span.end for span in simulate(schedule, costs)} == FixedPoint(schedule, costs).end
-
-
-def test_integers_beyond_64_bits_stay_exact():
-    huge = 10**20
-    spans = simulate(gpipe(2, 3), equal(2, huge, huge + 1))
-    assert makespan(spans) == 4 * (2 * huge + 1)
+    assert makespan(simulate(gpipe(2, 3), equal(2, 10**20, 10**20 + 1))) == 4 * (2 * 10**20 + 1)
 
 
 @pytest.mark.parametrize(
@@ -203,35 +198,22 @@ def edited(rows: Sequence[str], action: str, by: str) -> Schedule:
 
 
 @pytest.mark.parametrize("rows", [WHOLE, DIVIDED], ids=["whole", "divided"])
-def test_a_schedule_that_lacks_an_action_is_refused(rows):
-    """Also the last rank's last B and the first stage's, which no other action needs where nothing is divided."""
+def test_a_schedule_that_lacks_or_repeats_an_action_is_refused(rows):
+    """Also the last rank's last B and the first stage's, which no other action needs where nothing is divided.
+
+    It is repeated at once, at the end of its row, and on another rank.
+    """
     costs = for_stages(2, forward=1, backward=1, weight=1)
     for action in " ".join(rows).split():
-        lacking = edited(rows, action, "")
         with pytest.raises(ValueError, match=f"schedule 'drawn': {action} is missing"):
-            simulate(lacking, costs)
-
-
-def test_a_schedule_that_lacks_a_stage_is_refused():
-    with pytest.raises(ValueError, match="stage 1 has no action, but stage 2 has"):
-        simulate(read("0F0 0B0", "2F0 2B0"), for_stages(3, forward=1, backward=1))
-
-
-@pytest.mark.parametrize("rows", [WHOLE, DIVIDED], ids=["whole", "divided"])
-def test_a_schedule_that_repeats_an_action_is_refused(rows):
-    """At once, at the end of its row, and on another rank."""
-    costs = for_stages(2, forward=1, backward=1, weight=1)
-    for action in " ".join(rows).split():
+            simulate(edited(rows, action, ""), costs)
         repeats = edited(rows, action, f"{action} {action}"), read(rows[0] + " " + action, rows[1], chunks=2)
         for schedule in (*repeats, read(rows[0], rows[1] + " " + action, chunks=2)):
             with pytest.raises(ValueError, match=f"schedule 'drawn': {action} is listed more than once"):
                 simulate(schedule, costs)
-
-
-def test_costs_of_another_length_are_refused():
-    with pytest.raises(
-        ValueError, match=r"costs.forward has 3 values for 4 stages: give one per stage, or one for all"
-    ):
+    with pytest.raises(ValueError, match="stage 1 has no action, but stage 2 has"):
+        simulate(read("0F0 0B0", "2F0 2B0"), for_stages(3, forward=1, backward=1))
+    with pytest.raises(ValueError, match=r"costs.forward has 3 values for 4 stages: give one per stage, or one for al"):
         simulate(gpipe(4, 2), equal(3, 1, 1))
 
 

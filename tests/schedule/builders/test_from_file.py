@@ -26,19 +26,15 @@ def test_either_form_is_recognised_and_must_be_of_the_same_size(tmp_path: Path, 
         schedules.from_file(4, 8, str(path))
 
 
-def test_a_mistake_is_named_with_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text("0F0,0B0\n1F0,1G0\n")
-    with pytest.raises(ValueError, match=r"^path=.*mine.csv: line 2, column 5: '1G0' is not an action"):
-        schedules.from_file(2, 1, str(path))
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^path=.*none.csv cannot be read: No such file"):
-        schedules.from_file(2, 1, str(tmp_path / "none.csv"))
-    (tmp_path / "picture.png").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="cannot be read: it is not text"):
-        schedules.from_file(2, 1, str(tmp_path / "picture.png"))
+def test_a_mistake_and_a_file_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    for content, said in (
+        (b"0F0,0B0\n1F0,1G0\n", r"^path=.*mine.csv: line 2, column 5: '1G0' is not an action"),
+        (b"\xff\xfe\x00", "mine.csv cannot be read: it is not text"),
+        (None, r"^path=.*mine.csv cannot be read: No such file"),
+    ):
+        (tmp_path / "mine.csv").write_bytes(content) if content else (tmp_path / "mine.csv").unlink()
+        with pytest.raises(ValueError, match=said):
+            schedules.from_file(2, 1, str(tmp_path / "mine.csv"))
 
 
 def saved(text: str, separator: str, *, quotes: bool, width: int = 9) -> str:
