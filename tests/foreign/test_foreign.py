@@ -10,19 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from microp import foreign
 from microp.config import compose_config, make_pricing_job, read_config
-from microp.foreign import (
-    Names,
-    TraceError,
-    align,
-    make_steps,
-    marked,
-    profile_of,
-    read_lanes,
-    record,
-    step_rows,
-    what_if,
-)
+from microp.foreign import Names, TraceError, align, make_steps, read_lanes, step_rows, what_if
 from microp.profiling import to_plain
 from microp.records import check_attempt
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
@@ -47,9 +37,8 @@ def as_csv(path: Path, *steps, unit="ms") -> Path:
     lines = [f"rank,op,stage,microbatch,start_{unit},end_{unit}"]
     for number, spans in enumerate(steps):
         away = number * 10**9
-        lines += [
-            f"{s.rank},{s.op},{s.stage},{s.microbatch},{(s.start + away) / per},{(s.end + away) / per}" for s in spans
-        ]
+        for s in spans:
+            lines.append(f"{s.rank},{s.op},{s.stage},{s.microbatch},{(s.start + away) / per},{(s.end + away) / per}")
     path.write_text("\n".join(lines))
     return path
 
@@ -65,16 +54,8 @@ def as_chrome(folder: Path, spans, name="PP:{0.stage}{0.op}{0.microbatch}", more
 
 
 def slice_of(name, start, end, **more):
-    return {
-        "ph": "X",
-        "cat": "user_annotation",
-        "name": name,
-        "pid": 1,
-        "tid": 2,
-        "ts": start,
-        "dur": end - start,
-        **more,
-    }
+    where = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 2}
+    return {**where, "name": name, "ts": start, "dur": end - start, **more}
 
 
 def read(*files, names=None):
@@ -95,10 +76,7 @@ def test_csv(tmp_path, unit):
     aligned, _, notes = read(as_csv(tmp_path / "spans.csv", first, second, unit=unit))
     assert notes == []
     assert aligned.schedule == one_f_one_b(4, 8)
-    assert [bubble_fraction(spans) for spans in aligned.spans.values()] == [
-        bubble_fraction(first),
-        bubble_fraction(second),
-    ]
+    assert list(map(bubble_fraction, aligned.spans.values())) == list(map(bubble_fraction, (first, second)))
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
@@ -213,6 +191,15 @@ def test_an_order_that_cannot_be_is_refused_whatever_the_clocks(tmp_path):
         read(*files)
 
 
+def test_an_order_of_ones_own_is_kept_and_marked_needs_stages(tmp_path):
+    schedule = gpipe(2, 4)
+    own = replace(schedule, ranks=tuple((row[1], row[0], *row[2:]) for row in schedule.ranks))
+    aligned, _, _ = read(*as_chrome(tmp_path, spans_of(own)))
+    assert aligned.schedule == replace(own, name="foreign")
+    with pytest.raises(TypeError, match="give a schedule"), foreign.marked(object()):
+        pass
+
+
 def test_waits_in_ranges_that_have_no_receive_are_told(tmp_path):
     """A range begins when the rank begins to wait."""
     spans = spans_of(gpipe(2, 3))
@@ -223,13 +210,6 @@ def test_waits_in_ranges_that_have_no_receive_are_told(tmp_path):
     aligned, _, notes = read(*as_chrome(tmp_path, early))
     assert "begin before their input was made" in notes[0]
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=0.06)  # hops are left in them
-
-
-def test_an_order_of_ones_own_is_kept(tmp_path):
-    schedule = gpipe(2, 4)
-    own = replace(schedule, ranks=tuple((row[1], row[0], *row[2:]) for row in schedule.ranks))
-    aligned, _, _ = read(*as_chrome(tmp_path, spans_of(own)))
-    assert aligned.schedule == replace(own, name="foreign")
 
 
 def traced(tmp_path, schedule, **costs):
@@ -265,7 +245,7 @@ def test_a_partition_that_does_not_fit_is_one_line(tmp_path):
 def test_a_profile_gives_an_emulated_device_the_times_of_the_trace(tmp_path, schedule):
     spans = spans_of(schedule, weight=2)
     aligned, lanes, _, costs = traced(tmp_path, schedule, weight=2)
-    profile, notes = profile_of(aligned, lanes, costs, [], 4)
+    profile, notes = foreign.profile_of(aligned, lanes, costs, [], 4)
     assert "fit within 0 %" in " ".join(notes)
     path = tmp_path / "profile.yaml"
     path.write_text(yaml.safe_dump(to_plain(profile)))
@@ -277,15 +257,10 @@ def test_a_profile_gives_an_emulated_device_the_times_of_the_trace(tmp_path, sch
 
 def test_the_run_folder_can_be_read(tmp_path):
     aligned, lanes, rows, _ = traced(tmp_path, one_f_one_b(4, 8))
-    attempt, summary = record(tmp_path / "runs", aligned, rows, lanes, {"notes": []})
+    attempt, summary = foreign.record(tmp_path / "runs", aligned, rows, lanes, {"notes": []})
     records = check_attempt(attempt)
     assert records.summary == json.loads(json.dumps(summary))
     assert records.status["status"] == "finished"
     assert summary["in_flight_peak"] == [4, 3, 2, 1]
     assert summary["bubble"]["measured"] == pytest.approx(bubble_fraction(aligned.spans[0]))
     assert summary["replayed"]["step_ms"] == pytest.approx(makespan(aligned.spans[0]) / 1e6)
-
-
-def test_marked_needs_stages():
-    with pytest.raises(TypeError, match="give a schedule"), marked(object()):
-        pass
