@@ -26,6 +26,13 @@ def microp(*arguments: str, folder: Path, program: str = "microp.run", inside: i
     return subprocess.CompletedProcess([program, *arguments], begun.returncode, out, err)
 
 
+def ran(*arguments: str, **given):
+    """Run a command of microp, which ends well."""
+    done = microp(*arguments, **given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def begin(*arguments: str, folder: Path, program: str = "microp.run", inside: int = 0, **environment: str) -> Command:
     """Start a command of microp as `microp`, and do not wait for it; `inside` is a process that has its namespaces."""
     own = environment_of(folder, environment)

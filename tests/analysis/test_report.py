@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from recorded import write_plan
-from user import microp, start
+from user import ran, start
 
 from analysis import __main__ as report
 from analysis import m_sensitivity, orders, prediction, rank_time, sweep, timeline
@@ -226,8 +226,7 @@ def test_a_folder_without_runs_or_that_does_not_exist_is_one_sentence(module, tm
 def test_one_experiment_alone(outputs, made, tmp_path):
     copy = tmp_path / "outputs"
     shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
-    done = microp(folder=tmp_path, program="analysis.m_sensitivity")
-    assert done.returncode == 0, done.stderr
+    done = ran(folder=tmp_path, program="analysis.m_sensitivity")
     stems = {path.stem for path in (copy / "report").iterdir()}
     assert stems == {"m-sensitivity-bubble", "m-sensitivity-memory"}  # no monolith, and no second fixed microbatch
     assert "hydra.mode=RUN chunks=8" in done.stdout

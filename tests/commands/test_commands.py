@@ -8,7 +8,7 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
-from user import SMALL, microp, read
+from user import SMALL, microp, ran, read
 
 import microp as microp_package
 from analysis import timeline
@@ -19,8 +19,7 @@ from microp.worker import monolith
 
 
 def test_replicas_leave_rows_of_their_own(tmp_path):
-    done = microp(*SMALL, "ranks=2", "replicas=2", "chunks=2", "schedule=1f1b", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    ran(*SMALL, "ranks=2", "replicas=2", "chunks=2", "schedule=1f1b", folder=tmp_path)
     [attempt] = (tmp_path / "outputs" / "runs").glob("1f1b-m2-k2-r2-*/attempt-1")
     for number in range(4):
         rows = [json.loads(line) for line in (attempt / f"steps.rank{number}.jsonl").read_text().splitlines()]
@@ -31,8 +30,7 @@ def test_replicas_leave_rows_of_their_own(tmp_path):
     summary = read(attempt / "summary.json")
     assert (summary["replicas"], summary["sync"]) == (2, "ddp")
     assert summary["reduction"]["simulated_ms"] > 0
-    drawn = microp(str(attempt), folder=tmp_path, program="analysis.timeline")
-    assert drawn.returncode == 0, drawn.stderr
+    drawn = ran(str(attempt), folder=tmp_path, program="analysis.timeline")
     assert "reduction" in drawn.stdout
 
 
@@ -56,8 +54,7 @@ def test_several_runs_on_one_time_axis(tmp_path, capsys):
 
 
 def test_check(tmp_path):
-    done = microp(folder=tmp_path, program="microp.check")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(folder=tmp_path, program="microp.check")
     assert done.stdout.count("pass") == 5
 
 
@@ -84,16 +81,14 @@ def commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("command", PRINTED)
 def test_a_printed_command_is_not_refused(command, tmp_path):
-    done = microp(*PRINTED[command], folder=tmp_path, program=f"microp.{command.strip()}")
-    assert done.returncode == 0, done.stderr
+    done = ran(*PRINTED[command], folder=tmp_path, program=f"microp.{command.strip()}")
     text = " ".join(done.stderr.split())
     found = commands(done.stdout) + commands(text)
     assert found or command == "simulate"
     for program, *words in found:
         module = {"microp": "microp.run"}.get(program, program)
         only_checked = ["dry_run=true"] if module == "microp.run" else ["--cfg", "job"]
-        again = microp(*words, *only_checked, folder=tmp_path, program=module)
-        assert again.returncode == 0, (words, again.stderr)
+        ran(*words, *only_checked, folder=tmp_path, program=module)
 
 
 # --- the safety checks can fail -------------------------------------------------------------------
@@ -161,7 +156,6 @@ def test_nothing_to_measure_is_refused(words, said, capsys):
 
 def test_transports_are_compared_beside_others(tmp_path):
     words = ["--busy", "0", "1", "--launches", "1"]
-    done = microp(*words, folder=tmp_path, program="microp.null_stages")
-    assert done.returncode == 0, done.stderr
+    done = ran(*words, folder=tmp_path, program="microp.null_stages")
     rows = re.findall(r"^ +(1|16) +([01]) +1 +\d+ \(\d+\) +\d+ \(\d+\) +[\d.]+ \[", done.stdout, re.MULTILINE)
     assert rows == [("1", "0"), ("1", "1"), ("16", "0"), ("16", "1")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from user import microp
+from user import microp, ran
 
 from microp import Run, load_runs
 from microp.schedule import from_torch_csv
@@ -28,13 +28,8 @@ def folder(tmp_path):
 def test_a_trace_becomes_a_run(folder):
     done = microp("spans.csv", "--replay", "--name", "mine", folder=folder, program=PROGRAM)
     assert (done.returncode, done.stderr) == (0, "")
-    for text in (
-        "2 ranks, 4 microbatches, 2 steps; the order is 1f1b",
-        "replayed 154 ms, +0.0 %",
-        "rank 1 |",
-        "one clock",
-    ):
-        assert text in done.stdout
+    told = ("2 ranks, 4 microbatches, 2 steps; the order is 1f1b", "replayed 154 ms, +0.0 %", "rank 1 |", "one clock")
+    assert [text for text in told if text not in done.stdout] == []
     [row] = load_runs(folder / "outputs").to_dict("records")
     assert (row["run_id"], row["schedule"], row["engine"], row["status"]) == ("mine", "1f1b", "foreign", "finished")
     run = Run(folder / "outputs" / "runs" / "mine")
@@ -47,7 +42,7 @@ def test_a_trace_becomes_a_run(folder):
 
 
 def test_what_if_profile_and_csv(folder):
-    asked = (
+    asked = [
         "--what-if",
         "schedule=zb_h1",
         "chunks=8",
@@ -57,7 +52,7 @@ def test_what_if_profile_and_csv(folder):
         "there.yaml",
         "--csv",
         "order.csv",
-    )
+    ]
     done = microp("spans.csv", *asked, folder=folder, program=PROGRAM)
     assert (done.returncode, done.stderr) == (0, "")
     expected = simulate(zb_h1(2, 8), for_stages(2, forward=10, backward=10, weight=10, latency=1))
@@ -67,10 +62,7 @@ def test_what_if_profile_and_csv(folder):
     words = ("device=emulated", "profile=there.yaml", "model.layers=8", "chunks=4", "batch_size=4", "schedule=1f1b")
     priced = microp(*words, "output=json", folder=folder, program="microp.simulate")
     assert '"makespan": 154.0' in priced.stdout, priced.stderr
-    planned = microp(
-        "device=there.yaml", "model.layers=8", "ranks=2", "batch_size=4", folder=folder, program="microp.plan"
-    )
-    assert planned.returncode == 0, planned.stderr
+    ran("device=there.yaml", "model.layers=8", "ranks=2", "batch_size=4", folder=folder, program="microp.plan")
 
 
 @pytest.mark.parametrize(

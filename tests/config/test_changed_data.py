@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from user import SMALL, microp
+from user import SMALL, microp, ran
 
 import microp as api
 from microp import worker
@@ -29,8 +29,7 @@ def test_between_two_sweeps_and_in_the_table_of_both(text):
     again = microp("-m", "seed=1,2", *WORDS, folder=text.parent)
     assert (again.returncode, "a.txt" in again.stderr) == (0, False)
     text.write_text("once upon a  time " * 100)
-    changed = microp("-m", "seed=1,2,3", *WORDS, folder=text.parent)
-    assert changed.returncode == 0  # the finished points stay finished
+    changed = ran("-m", "seed=1,2,3", *WORDS, folder=text.parent)
     before, after = " ".join(changed.stderr.split()).split("warning: data.path=a.txt ")[1:]
     assert before.startswith("holds 1800 bytes, written 20")
     assert ", but 2 runs read 1700 bytes, written 20" in before
@@ -84,8 +83,7 @@ def test_no_file_of_a_sweep_has_a_secret(tmp_path):
     (tmp_path / "schedule" / "mine.yaml").write_text("name: mine\nbuilder: mine.build\napi_key: ''\n")
     words = ["schedule=mine", "schedule.api_key=canary-one,canary-two", "+hydra.job.env_set.TOKEN=canary-three"]
     words += [*SMALL, "ranks=1", "comms=threads", "tracking=offline"]
-    done = microp("-cd", ".", "-m", *words, folder=tmp_path, **SECRETS)
-    assert done.returncode == 0, done.stderr
+    ran("-cd", ".", "-m", *words, folder=tmp_path, **SECRETS)
     files = [path for path in tmp_path.glob("outputs/**/*") if path.is_file()]
     assert {"env.json", "plan.json", "table.csv", "config.yaml"} <= {path.name for path in files}
     assert any(path.suffix == ".wandb" for path in files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from user import ROOT, SMALL, microp, read
+from user import ROOT, SMALL, ran, read
 
 CHOOSER = '''
 """A sweeper that chooses each point after the one before it; Hydra takes sweepers only from `hydra_plugins`."""
@@ -41,8 +41,7 @@ def test_a_sweeper_that_chooses_its_points_gets_their_step_times(tmp_path):
     (tmp_path / "hydra_plugins").mkdir()
     (tmp_path / "hydra_plugins" / "chooser.py").write_text(CHOOSER)
     words = ["-m", "hydra.sweeper._target_=hydra_plugins.chooser.Chooser", "tracking=disabled", "comms=threads", *SMALL]
-    done = microp(*words, folder=tmp_path, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
-    assert done.returncode == 0, done.stderr
+    done = ran(*words, folder=tmp_path, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
     summaries = [read(path) for path in (tmp_path / "outputs" / "runs").glob("*/*/summary.json")]
     medians = {str(summary["chunks"]): summary["step_ms"]["median"] for summary in summaries}
     found = read(tmp_path / "found.json")

@@ -8,7 +8,7 @@ import sys
 import tomllib
 
 import pytest
-from user import ROOT, microp
+from user import ROOT, microp, ran
 
 import microp as package
 from microp.system import places
@@ -48,7 +48,6 @@ def test_tab_completes_and_loads_no_torch():
 
 def test_a_sweep_of_one_s_own_may_stand_on_a_stored_one(tmp_path):
     (tmp_path / "first.yaml").write_text("defaults: [hop_latency_quick, _self_]\nsteps: 77\n")
-    done = microp("-cd", ".", "-cn", "first", "-c", "job", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran("-cd", ".", "-cn", "first", "-c", "job", folder=tmp_path)
     assert "steps: 77\n" in done.stdout
     assert "name: emulated\n" in done.stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hosts import CLOCK_S, NAMES, two_hosts
-from user import SMALL, Inside, microp, read, until
+from user import SMALL, Inside, ran, read, until
 
 from microp.records import check_attempt, clocks_text, read_rows, read_schedule, read_spans, read_status, read_summary
 
@@ -55,8 +55,7 @@ def attempt(over_two):
 
 
 def test_the_losses_are_those_of_one_host_bit_for_bit(attempt, tmp_path):
-    done = microp(*WORDS, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    ran(*WORDS, folder=tmp_path)
     [alone] = attempts_of(tmp_path)
     losses = [[row["loss"] for row in read_rows(folder, 3)] for folder in (attempt, alone)]
     assert losses[0] == losses[1]
