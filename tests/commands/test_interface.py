@@ -56,6 +56,8 @@ def test_steps_are_one_row_per_step_and_rank(measured):
     assert steps.groupby("rank")["wait_ms"].median().index.tolist() == [0, 1]
     own = steps[steps["phase"] == "measured"].groupby("step")["step_ms"].max()
     assert own.median() == pytest.approx(measured[1].summary["step_ms"]["median"])
+    assert steps["step"].tolist() == [0, 1, 2, 3, 4] * 2
+    assert (steps["step_ms"] > steps["compute_ms"]).all()
 
 
 def test_spans_are_one_row_per_action_in_milliseconds_from_the_first_start(measured):
@@ -131,7 +133,7 @@ def test_load_runs_has_one_row_per_run(measured, outputs):
     assert runs["chunks"].tolist() == [2, 4]
     assert runs["run_id"].tolist() == [run.summary["run_id"] for run in measured]
     assert runs["config.model.dim"].tolist() == [32, 32]
-    again = microp.measure("chunks=2", "schedule=1f1b", *SMALL, "tracking=disabled", f"output_dir={outputs}")
+    again = microp.measure("chunks=2", "schedule=1f1b", *SMALL[::-1], "tracking=disabled", f"output_dir={outputs}")
     assert again.folder.name == "attempt-2"  # a run that is measured by hand always runs
     assert len(microp.load_runs(str(outputs))) == 2
 

@@ -7,7 +7,7 @@ import io
 
 import pytest
 from stored import store_run
-from user import microp
+from user import ran
 
 from microp import runs as command
 
@@ -49,8 +49,7 @@ def asked(folder, monkeypatch, capsys):
 def test_as_typed(folder):
     """In a process of its own, at three widths: results stay, and what has no room is named."""
     for width in (80, 120, 200):
-        done = microp("-n", "4", folder=folder, program="microp.runs", COLUMNS=str(width))
-        assert done.returncode == 0, done.stderr
+        done = ran("-n", "4", folder=folder, program="microp.runs", COLUMNS=str(width))
         assert max(map(len, done.stdout.splitlines())) <= width
         table = done.stdout.partition("more: -n 0")[0]
         left_out = done.stdout.partition("left out, no room: ")[2].partition("(whole in")[0]

@@ -103,9 +103,8 @@ def test_all_is_compiled_before_the_first_step(graphs, tmp_path):
     both = in_threads(2, train, timeout_s=300)
     for counts, _ in both:
         assert counts[0] == counts[-1] > 0
-    written = in_threads(
-        2, partial(training.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
-    )
+    peaks = partial(training.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
+    written = in_threads(2, peaks)
     assert [peak for _, peak in both] == [peak for [peak] in written]
 
 
@@ -114,7 +113,7 @@ def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch
     monkeypatch.setattr(building, "PAUSE_S", 0.0)
     meetings = [0, 0]
 
-    def counted(comms):
+    def work(comms):
         meet = comms.gather_all
 
         def gather_all(value):
@@ -122,9 +121,6 @@ def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch
             return meet(value)
 
         comms.gather_all = gather_all
-
-    def work(comms):
-        counted(comms)
         with building._beside_the_others(comms):
             while comms.rank == 1 and meetings[0] < 20:
                 time.sleep(0.001)

@@ -51,8 +51,15 @@ def each_job(**changes):
     return [job for job in jobs if not torch_problems(job.schedule, job.checkpointing, job.rows)]
 
 
-def test_every_schedule_of_torch_is_tried():
+def test_every_schedule_of_torch_is_tried_and_beside_others_its_nearest_is_run():
     assert set(BUILDERS) == set(TORCH_SCHEDULES)
+    assert [nearest_in_torch(build(2, 4)).name for build in (zb_h1, gpipe)] == ["1f1b", "gpipe"]
+    assert nearest_in_torch(breadth_first(2, 4, 3)) == breadth_first(2, 4, 3, Drain.lifo)
+    assert nearest_in_torch(gpipe(2, 4, Drain.lifo)) == gpipe(2, 4)
+    compare = EngineSettings("compare", False)
+    assert job_for(zb_h1, engine=compare).engines == ("microp", "limit", "torch")
+    few = job_for(lambda ranks, _: one_f_one_b(ranks, 1), engine=compare)
+    assert few.engines == ("microp", "limit")  # a comparison does without torch where it cannot
 
 
 def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
@@ -95,19 +102,6 @@ def test_torch_runs_the_order_that_is_priced(tmp_path):
     ran = launch_ranks(jobs[0], tmp_path, 3, partial(training.order_of_a_step, jobs))
     for number, job in enumerate(jobs):
         assert tuple(ran[rank][number] for rank in (0, 1)) == job.schedule.ranks, job.schedule.name
-
-
-def test_beside_a_schedule_that_torch_lacks_its_nearest_is_run():
-    assert nearest_in_torch(zb_h1(2, 4)).name == "1f1b"
-    assert nearest_in_torch(gpipe(2, 4)).name == "gpipe"
-    assert nearest_in_torch(breadth_first(2, 4, 3)) == breadth_first(2, 4, 3, Drain.lifo)
-    assert nearest_in_torch(gpipe(2, 4, Drain.lifo)) == gpipe(2, 4)
-    assert job_for(zb_h1, engine=EngineSettings("compare", False)).engines == ("microp", "limit", "torch")
-
-
-def test_a_comparison_does_without_torch_where_it_cannot():
-    few = job_for(lambda ranks, _: one_f_one_b(ranks, 1), engine=EngineSettings("compare", False))
-    assert few.engines == ("microp", "limit")
 
 
 def test_two_different_orders_have_a_limit_each():

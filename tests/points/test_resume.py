@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from user import SMALL, begin, microp, read, until
+from user import SMALL, begin, ran, read, until
 
 WORDS = ["-m", "chunks=2,3,4", *SMALL, "tracking=disabled", "comms=threads"]
 
@@ -34,8 +34,7 @@ def swept(tmp_path_factory):
     """A sweep of two points that has been run, and a point of it again alone."""
     folder = tmp_path_factory.mktemp("swept")
     for words in (["-m", "chunks=2,3", *WORDS[2:]], ["chunks=3", *WORDS[2:]]):
-        done = microp(*words, folder=folder)
-        assert done.returncode == 0, done.stderr
+        done = ran(*words, folder=folder)
         assert "finished already" not in done.stderr
     assert attempts(folder) == [
         "gpipe-m2/attempt-1",
@@ -53,8 +52,7 @@ def copied(folder: Path, tmp_path: Path) -> Path:
 
 def test_what_is_finished_is_shown_and_not_run_again(swept, tmp_path):
     folder = copied(swept, tmp_path)
-    done = microp(*WORDS, folder=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran(*WORDS, folder=folder)
     assert "2 of 3 points are finished already" in done.stderr
     assert "gpipe-m4" in done.stderr  # the one that was run, in the progress
     assert "gpipe-m2" not in done.stderr
@@ -68,24 +66,14 @@ def test_what_failed_is_run_again_and_with_again_everything(swept, tmp_path):
     folder = copied(swept, tmp_path)
     [status] = (folder / "outputs" / "runs").glob("gpipe-m2-*/attempt-1/status.json")
     status.write_text(status.read_text().replace('"finished"', '"failed"'))
-    done = microp("-m", "chunks=2,3", *WORDS[2:], folder=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran("-m", "chunks=2,3", *WORDS[2:], folder=folder)
     assert "1 of 2 points are finished already" in done.stderr
     assert attempts(folder) == sorted([*attempts(swept), "gpipe-m2/attempt-2"])
-    done = microp("-m", "chunks=2,3", *WORDS[2:], "again=true", folder=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran("-m", "chunks=2,3", *WORDS[2:], "again=true", folder=folder)
     assert "finished already" not in done.stderr
     assert attempts(folder) == sorted(
         [*attempts(swept), *(f"gpipe-m{m}/attempt-3" for m in (2, 3)), "gpipe-m2/attempt-2"]
     )
-
-
-def test_points_that_ask_the_same_are_one_and_some_are_left_out(swept, tmp_path):
-    folder = copied(swept, tmp_path)
-    done = microp("-m", "chunks=2,3", "learning_rate=0.001,1e-3", "skip=true,false", *WORDS[2:], folder=folder)
-    assert done.returncode == 0, done.stderr
-    assert len(read(last_sweep(folder) / "plan.json")["points"]) == 2
-    assert attempts(folder) == attempts(swept)
 
 
 def test_ctrl_c_and_typed_again(tmp_path):
@@ -101,8 +89,7 @@ def test_ctrl_c_and_typed_again(tmp_path):
     assert statuses(tmp_path)[0] == "finished"
     assert statuses(tmp_path)[2] == "planned"
     assert len(read(last_sweep(tmp_path) / "plan.json")["points"]) == 3
-    done = microp(*words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran(*words, folder=tmp_path)
     assert "1 of 3 points are finished already" in done.stderr
     assert "gpipe-m2/attempt-2" not in attempts(tmp_path)
     assert statuses(tmp_path) == ["finished"] * 3
