@@ -6,12 +6,12 @@ from time import perf_counter_ns
 
 import pytest
 import training
-from conftest import CHECKPOINTING, mlp, small_job
+from conftest import small_job
 from emulation import opened, settings, workload
 from threads import in_threads
 
 from microp.records import disturbances, read_rows, read_spans, summarise
-from microp.schedule import Action, Op, uniform
+from microp.schedule import Action, Op
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.simulator import Costs, nominal_costs
 from microp.worker import monolith
@@ -105,13 +105,7 @@ TINY = {"forward_ms": 0.2, "backward_ms": 0.4}
 @pytest.mark.parametrize(("build", "checkpointing"), [(interleaved, "never"), (zb_v, "except_last")])
 def test_gradients_are_the_monolith_s(build, checkpointing):
     schedule = build(2, 4)
-    job = small_job(
-        schedule=schedule,
-        partition=uniform(6, schedule.stages),
-        checkpointing=CHECKPOINTING[checkpointing],
-        device=settings(**TINY, latency_ms=0.2),
-        backend="threads",
-    )
+    job = small_job(checkpointing, schedule=schedule, device=settings(**TINY, latency_ms=0.2), backend="threads")
     results = in_threads(2, lambda comms: training.train(job, comms))
     got = {index: gradients for _, layers in results for index, gradients in layers.items()}
     want = list(monolith.steps(small_job(schedule=gpipe(1, 4)), training.STEPS))
@@ -122,15 +116,8 @@ def test_gradients_are_the_monolith_s(build, checkpointing):
 
 
 def run(tmp_path, checkpointing="never", **device):
-    job = small_job(
-        schedule=one_f_one_b(2, 4),
-        model=mlp(),
-        batch_size=8,
-        steps=4,
-        device=settings(**device),
-        backend="threads",
-        checkpointing=CHECKPOINTING[checkpointing],
-    )
+    given = {"schedule": one_f_one_b(2, 4), "device": settings(**device), "backend": "threads"}
+    job = small_job(checkpointing, batch_size=8, steps=4, **given)
     run_threads(job, tmp_path)
     return job, read_spans(tmp_path), summarise(job, tmp_path, "finished")
 

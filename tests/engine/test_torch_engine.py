@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import training
-from conftest import CHECKPOINTING, gpt, mlp, small_job
+from conftest import CHECKPOINTING, gpt, small_job
 from emulation import settings
 from one_process import assert_near, by_processes
 
@@ -15,18 +15,8 @@ from microp.job import TORCH_SCHEDULES, torch_problems
 from microp.job.torch_support import nearest_in_torch
 from microp.records import read_json, read_rows, read_spans, summarise, write_json
 from microp.records.summary import own_limits_ms
-from microp.schedule import uniform
-from microp.schedule.builders import (
-    Drain,
-    breadth_first,
-    eager_1f1b,
-    gpipe,
-    interleaved,
-    naive,
-    one_f_one_b,
-    zb_h1,
-    zb_v,
-)
+from microp.schedule import builders
+from microp.schedule.builders import Drain, breadth_first, eager_1f1b, gpipe, interleaved, naive, one_f_one_b, zb_h1
 from microp.settings import EngineSettings
 from microp.worker import launch_ranks
 
@@ -35,14 +25,12 @@ BUILDERS = {
     "1f1b": one_f_one_b,
     "interleaved": partial(interleaved, stages_per_rank=2),
     "breadth_first_lifo": partial(breadth_first, stages_per_rank=2, drain=Drain.lifo),
-    "zb_v": zb_v,
+    "zb_v": builders.zb_v,
 }
 
 
 def job_for(build, **changes):
-    schedule, model = build(2, 4), changes.pop("model", mlp())
-    cut = uniform(model.layers, schedule.stages)
-    return small_job(**{"schedule": schedule, "model": model, "partition": cut, "batch_size": 8, **changes})
+    return small_job(**{"schedule": build(2, 4), "batch_size": 8, **changes})
 
 
 def each_job(**changes):
@@ -110,10 +98,6 @@ def test_two_different_orders_have_a_limit_each():
     two = small_job(schedule=zb_h1(3, 4), batch_size=8, engine=compare)
     assert own_limits_ms(two, [18.0, 18.0]) == {"microp": pytest.approx(14), "torch": pytest.approx(18)}
     assert own_limits_ms(job_for(gpipe, engine=compare), [21.0]) is None
-    emulated = small_job(
-        schedule=eager_1f1b(3, 8),
-        batch_size=8,
-        engine=compare,
-        device=settings(forward_ms=5.0, backward_ms=10.0, latency_ms=1.0),
-    )
+    device = settings(forward_ms=5.0, backward_ms=10.0, latency_ms=1.0)
+    emulated = small_job(schedule=eager_1f1b(3, 8), batch_size=8, engine=compare, device=device)
     assert own_limits_ms(emulated, [1.0]) == {"microp": 154.0, "torch": 162.0}
