@@ -71,18 +71,12 @@ class Card(NamedTuple):
     models: tuple[str, ...] = tuple(MODELS)
 
     @property
-    def alone(self) -> tuple[str, ...]:
-        """The words for ranks with a GPU each."""
+    def alone(self) -> tuple[str, ...]:  # the words for ranks with a GPU each
         return (f"device={self.device}",)
 
     @property
-    def shared(self) -> tuple[str, ...]:
-        """The words for ranks that share a GPU."""
+    def shared(self) -> tuple[str, ...]:  # for ranks that share a GPU
         return (*self.alone, "device.share=true") if self.device == "cuda" else self.alone
-
-    def each_model(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield the name and the words of each model."""
-        return ((name, MODELS[name]) for name in self.models)
 
     def run(self, *words: str) -> microp.Run:
         """Run what these words say, and record it in the folder."""
@@ -152,7 +146,7 @@ def median_ms(run: microp.Run) -> float:
 
 def same_losses(card: Card, *words: str) -> Iterator[Figure]:
     """Compare the losses with those of one rank on the CPU, for both models."""
-    for name, model in card.each_model():
+    for name, model in [(name, MODELS[name]) for name in card.models]:
         run = card.run(*SMALL, *model, *words)
         yield Figure(f"{name}: loss differs by", gap(losses(run), losses_on_cpu(card, *SMALL, *model)), NEAR)
         yield Figure("step ms", median_ms(run))
@@ -177,7 +171,7 @@ def same_gradients(job: Job) -> Figure:
 
 
 def gradients(words: Sequence[str], schedule: str, card: Card) -> Iterator[Figure]:
-    for _, model in card.each_model():
+    for _, model in [(name, MODELS[name]) for name in card.models]:
         double = (*SMALL, *model, "model.dtype=float64", "checkpointing=except_last")
         yield same_gradients(job_of(*GIVEN, *double, f"schedule={schedule}", "ranks=2", *words))
 
@@ -195,7 +189,7 @@ def dropout(card: Card) -> Iterator[Figure]:
 
 
 def bf16(card: Card) -> Iterator[Figure]:
-    for name, model in card.each_model():
+    for name, model in [(name, MODELS[name]) for name in card.models]:
         run = card.run(*SMALL, *model, "dtype=bf16", "ranks=2", *card.shared)
         yield Figure(f"{name}: loss differs by", gap(losses(run), losses_on_cpu(card, *SMALL, *model)), 0.02)
     for dtype in ("null", "bf16"):
@@ -204,7 +198,7 @@ def bf16(card: Card) -> Iterator[Figure]:
 
 
 def compiled(card: Card) -> Iterator[Figure]:
-    for name, model in card.each_model():
+    for name, model in [(name, MODELS[name]) for name in card.models]:
         began = time.monotonic()
         run = card.run(*SMALL, *model, "compile=true", "ranks=1", *card.alone)
         yield Figure(f"{name}: seconds", time.monotonic() - began)
@@ -342,15 +336,14 @@ def results(card: Card, parts: dict[str, tuple[int, Part]]) -> Iterator[Result]:
 def about(card: Card) -> dict[str, Any]:
     """Return what was tried: the GPUs, the versions, the machine."""
     names = [torch.cuda.get_device_name(i) for i in range(card.gpus)] if card.device == "cuda" else []
-    return {
-        "device": card.device,
-        "gpus": names,
+    nccl = torch.cuda.nccl.version() if card.device == "cuda" else None
+    versions = {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": torch.cuda.nccl.version() if card.device == "cuda" else None,
+        "nccl": nccl,
         "python": platform.python_version(),
-        "machine": platform.platform(),
     }
+    return {"device": card.device, "gpus": names, **versions, "machine": platform.platform()}
 
 
 def try_all(card: Card, parts: dict[str, tuple[int, Part]]) -> int:

@@ -23,19 +23,11 @@ from tests.made_up import Made, by_stem
 # --- what the figures say --------------------------------------------------------------------------------
 def made_up(folder: Path, slowest: float = 1.0) -> Made:
     """K = 4, M = 1 to 32 rows, two launches, times by GPipe's formula; `slowest`: the second launch at M = 8."""
-    rows = [
-        made(
-            folder,
-            "gpipe",
-            chunks,
-            4,
-            slower=slowest if chunks == 8 and launch else 1.0,
-            question=str(chunks),
-            **{LAUNCH: launch, "config.device.per": ["layer", "row"], "peak_activation_mib": [float(chunks)] * 4},
-        )
-        for chunks in (1, 2, 4, 8, 16, 32)
-        for launch in (0, 1)
-    ]
+    rows = []
+    for chunks, launch in product((1, 2, 4, 8, 16, 32), (0, 1)):
+        more = {LAUNCH: launch, "config.device.per": ["layer", "row"], "peak_activation_mib": [float(chunks)] * 4}
+        slower = slowest if chunks == 8 and launch else 1.0
+        rows.append(made(folder, "gpipe", chunks, 4, slower=slower, question=str(chunks), **more))
     return Made(rows)
 
 
@@ -191,19 +183,19 @@ def test_every_key_in_which_runs_differ_is_named(tmp_path):
     assert {"engine.name", "learning_rate", "model.dim", "data.path"} <= set(exhibit.table)
 
 
-def test_a_schedules_own_keys_are_in_the_names_of_its_bars(tmp_path):
+def test_a_panels_title_and_the_names_of_bars_have_what_tells_them_from_the_others(tmp_path):
+    """A schedule's own keys; the batch grows with M, as the number of steps does, and one bar's times are disturbed."""
     rows = [made(tmp_path, "mine", 8, **{"config.schedule.group": group}) for group in (2, 4)]
     panels, _ = drawn([*rows, made(tmp_path, "gpipe", 8)])
     assert panels == {"emulated, mlp, K = 2, M = 8": ["gpipe", "mine, group=2", "mine, group=4"]}
-
-
-def test_a_panels_title_has_only_what_tells_it_from_the_others(tmp_path):
-    """The batch grows with M, as the number of steps does, and of one bar the times are disturbed."""
     rows = [made(tmp_path, "gpipe", chunks, **{"config.steps": chunks}, disturbed=chunks == 8) for chunks in (4, 8)]
     exhibit = drawn([{**row, "config.batch_size": row["batch_size"]} for row in rows])[1]
     shown = {axis.get_title(loc="left"): axis.get_yticklabels()[0].get_text() for axis in exhibit.figure.axes}
     assert sorted(shown) == ["emulated, mlp, K = 2, M = 4", "emulated, mlp, K = 2, M = 8"]
     assert ["disturbed" in name for _, name in sorted(shown.items())] == [False, True]
+    rows = [made(tmp_path, "gpipe", 8, latency=latency, question=str(latency)) for latency in (0, 2)]
+    [exhibit] = prediction.exhibits(Made(rows))  # so has the table of replays
+    assert sorted(exhibit.table["device.latency_ms"]) == [0, 2]
 
 
 def test_of_more_configurations_than_have_room_the_caption_says_so(tmp_path):
@@ -214,12 +206,6 @@ def test_of_more_configurations_than_have_room_the_caption_says_so(tmp_path):
     assert f"Drawn: {number} of 14 configurations; the table has all" in exhibit.caption
     assert exhibit.table["chunks"].nunique() == 14
     assert exhibit.figure.get_figheight() < 10
-
-
-def test_the_table_of_replays_names_what_runs_differ_in(tmp_path):
-    rows = [made(tmp_path, "gpipe", 8, latency=latency) for latency in (0, 2)]
-    [exhibit] = prediction.exhibits(Made([{**row, "question": str(n)} for n, row in enumerate(rows)]))
-    assert sorted(exhibit.table["device.latency_ms"]) == [0, 2]
 
 
 # --- forecasts ------------------------------------------------------------------------------------
@@ -269,18 +255,17 @@ def test_what_was_not_predicted_is_left_out_and_a_run_without_an_end_changes_not
     assert forecasts(pd.concat([finished, killed])).equals(forecasts(finished))
 
 
-def test_a_caption_has_bars_only_where_launches_repeat():
-    runs = pd.DataFrame({"question": ["a", "a", "b"]})
-    assert markers(runs).startswith("Markers: medians over launches; bars: ")
-    assert markers(runs.iloc[1:]) == "Markers: one launch each."
-
-
-def test_least_and_most_memory_that_are_the_same_are_one(tmp_path):
-    table = pd.DataFrame({"name": ["a", "b"], "activation_mib": [0.125, 0.125]})
-    assert least_memory(table, "name") == ["the rank that holds most keeps 0.125 MiB of activations in all of them"]
-    about = ["the rank that holds most keeps about 48.0 KiB of activations in all of them"]
-    assert least_memory(table.assign(activation_mib=[48.0 / 1024, 48.1 / 1024]), "name") == about
-    assert "; most: b with 0.250 MiB" in least_memory(table.assign(activation_mib=[0.125, 0.25]), "name")[0]
+def test_a_caption_has_bars_only_where_launches_repeat_and_equal_memory_is_told_once(tmp_path):
+    launches = pd.DataFrame({"question": ["a", "a", "b"]})
+    assert markers(launches).startswith("Markers: medians over launches; bars: ")
+    assert markers(launches.iloc[1:]) == "Markers: one launch each."
+    table, all_of_them = pd.DataFrame({"name": ["a", "b"]}), "of activations in all of them"
+    for mib, said in (
+        ([0.125, 0.125], f"the rank that holds most keeps 0.125 MiB {all_of_them}"),
+        ([48.0 / 1024, 48.1 / 1024], f"the rank that holds most keeps about 48.0 KiB {all_of_them}"),
+        ([0.125, 0.25], "; most: b with 0.250 MiB"),
+    ):
+        assert said in least_memory(table.assign(activation_mib=mib), "name")[0]
 
 
 def test_more_names_than_colours_stand_beside_their_points():

@@ -50,25 +50,20 @@ def test_a_run_has_its_summary_and_its_folder(measured, outputs):
         assert read(run.folder / "env.json")["overrides"][0] == f"chunks={chunks}"
 
 
-def test_steps_are_one_row_per_step_and_rank(measured):
-    steps = measured[1].steps
+def test_steps_are_one_row_per_step_and_rank_and_spans_one_per_action(measured):
+    """In milliseconds from the first start."""
+    steps, spans = measured[1].steps, measured[1].spans
     assert steps["phase"].tolist() == ["warmup", "measured", "measured", "measured", "memory"] * 2
+    assert steps["step"].tolist() == [0, 1, 2, 3, 4] * 2
+    assert (steps["step_ms"] > steps["compute_ms"]).all()
     assert steps.groupby("rank")["wait_ms"].median().index.tolist() == [0, 1]
     own = steps[steps["phase"] == "measured"].groupby("step")["step_ms"].max()
     assert own.median() == pytest.approx(measured[1].summary["step_ms"]["median"])
-    assert steps["step"].tolist() == [0, 1, 2, 3, 4] * 2
-    assert (steps["step_ms"] > steps["compute_ms"]).all()
-
-
-def test_spans_are_one_row_per_action_in_milliseconds_from_the_first_start(measured):
-    spans = measured[1].spans
     moments = ["wait_start_ms", "ready_ms", "start_ms", "end_ms"]
     assert spans.columns.tolist() == ["rank", "op", "stage", "microbatch", *moments]
-    assert len(spans) == 2 * 2 * 4
-    assert spans["start_ms"].min() == 0
-    for earlier, later in pairwise(moments):
-        assert (spans[earlier] <= spans[later]).all()
-    assert spans["end_ms"].max() < measured[1].steps["step_ms"].max()
+    assert (len(spans), spans["start_ms"].min()) == (2 * 2 * 4, 0)
+    assert all((spans[earlier] <= spans[later]).all() for earlier, later in pairwise(moments))
+    assert spans["end_ms"].max() < steps["step_ms"].max()
 
 
 def test_a_run_is_drawn_replayed_above_measured(measured, tmp_path):
@@ -117,12 +112,9 @@ def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
     assert few["folder"].tolist() == [runs["folder"][1]]
     anew = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=2, again=True)
     assert [Path(folder).name for folder in anew["folder"]] == ["attempt-2"]
-    shutil.copytree(runs["folder"][0], tmp_path / "outputs" / "runs" / "other" / "attempt-1")
-    write_json(
-        tmp_path / "outputs" / "runs" / "other" / "attempt-1" / "status.json",
-        {"status": "failed", "message": "m", "started": 1.0},
-    )
-    (tmp_path / "outputs" / "runs" / "other" / "attempt-1" / "summary.json").unlink()
+    other = Path(shutil.copytree(runs["folder"][0], tmp_path / "outputs" / "runs" / "other" / "attempt-1"))
+    write_json(other / "status.json", {"status": "failed", "message": "m", "started": 1.0})
+    (other / "summary.json").unlink()
     every = microp.load_runs(outputs)
     assert every["status"].tolist().count("failed") == 1
     assert str(every["step_ms.n"].dtype) == "Int64"

@@ -85,9 +85,6 @@ def test_a_plan_uses_what_any_of_its_choices_uses(word, without, also):
     assert compose_config(*search_words([*words, also]), name="plan")
     with pytest.raises(ConfigError, match=rf"{word}(\.0)? is not used by "):
         compose_config(*search_words([*words, without]), name="plan")
-
-
-def test_a_plan_takes_no_key_of_a_run():
     with pytest.raises(ConfigError, match="steps=3 is not used by a plan: leave it out"):
         compose_config("steps=3", name="plan")
 

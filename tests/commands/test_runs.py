@@ -147,6 +147,15 @@ def test_groups_of_questions_pair_up(asked):
     assert "2 more pairs: -n 0 shows all" in asked("--compare", "schedule=1f1b", "schedule=gpipe", "-n", "1")[1]
 
 
+def test_groups_without_a_common_question_are_refused(tmp_path, monkeypatch, capsys):
+    """Neither the schedule nor the number of chunks parts the groups, and yet no question is in both."""
+    monkeypatch.chdir(tmp_path)
+    for group, schedule, chunks in (("a", "1f1b", 4), ("a", "gpipe", 8), ("b", "1f1b", 8), ("b", "gpipe", 4)):
+        store_run(tmp_path / group, f"schedule={schedule}", f"chunks={chunks}")
+    assert command.main(["a", "--compare", "a", "b"]) == 2
+    assert "no question of a agrees with one of b in everything but" in capsys.readouterr().err
+
+
 def test_two_runs_by_their_ids(asked, folder):
     """By the start and by the end of an id."""
     first, *_ = sorted(path.name for path in (folder / "outputs" / "runs").glob("1f1b-m4-*"))
@@ -221,16 +230,6 @@ def test_bad_input_is_one_message(asked, words, code, reason):
         assert out == ""
         assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
         assert reason in err
-
-
-def test_groups_without_a_common_question_are_refused(tmp_path, monkeypatch, capsys):
-    """Neither the schedule nor the number of chunks parts the groups, and yet no question is in both."""
-    monkeypatch.chdir(tmp_path)
-    for schedule, chunks in (("1f1b", 4), ("gpipe", 8), ("1f1b", 8), ("gpipe", 4)):
-        group = "a" if (schedule == "1f1b") == (chunks == 4) else "b"
-        store_run(tmp_path / group, f"schedule={schedule}", f"chunks={chunks}")
-    assert command.main(["a", "--compare", "a", "b"]) == 2
-    assert "no question of a agrees with one of b in everything but" in capsys.readouterr().err
 
 
 def test_an_empty_folder_and_one_of_damaged_runs_are_one_message(tmp_path, monkeypatch, capsys):

@@ -55,8 +55,7 @@ def test_while_a_run_reads_it(text, monkeypatch, capsys):
 
 
 def test_since_the_snapshot_from_which_a_run_goes_on(text):
-    folder = api.measure(*WORDS, "snapshot.every=2").folder
-    job = job_of(*WORDS, "steps=5", f"snapshot.path={folder}")
+    job = job_of(*WORDS, "steps=5", f"snapshot.path={api.measure(*WORDS, 'snapshot.every=2').folder}")
     assert len(about_resumed([job])) == 1
     text.write_text("once upon a  time " * 100)
     _, changed = about_resumed([job])
@@ -76,7 +75,7 @@ def build(ranks: int, chunks: int, api_key: str = ""):
 """
 
 
-def test_no_file_of_a_sweep_has_a_secret(tmp_path):
+def test_no_file_of_a_sweep_has_a_secret(tmp_path, monkeypatch):
     """The schedule is given a key, and the runs are mirrored to W&B's files."""
     (tmp_path / "mine.py").write_text(BUILDER)
     (tmp_path / "schedule").mkdir()
@@ -91,10 +90,7 @@ def test_no_file_of_a_sweep_has_a_secret(tmp_path):
     [plan] = tmp_path.glob("outputs/sweeps/*/plan.json")
     command = json.loads(plan.read_text())["command"]
     assert {"schedule=mine", "schedule.api_key=REDACTED", "+hydra.job.env_set.TOKEN=REDACTED"} <= set(command)
-
-
-def test_a_configuration_reads_the_environment_by_a_list(monkeypatch):
-    monkeypatch.setenv("SCRATCH", "/scratch")
+    monkeypatch.setenv("SCRATCH", "/scratch")  # a configuration reads the environment by a list
     monkeypatch.setenv("PLAIN", "canary")
     config = read_config(compose_config("output_dir=${oc.env:SCRATCH}/outputs"))
     assert Path(config.output_dir) == Path("/scratch/outputs")

@@ -59,14 +59,9 @@ def test_a_reader_that_has_seen_enough_ends_it_silently(tmp_path):
     """As `microp --help | head -1` does; the page is longer than a pipe holds back."""
     there, here = os.pipe()
     os.close(there)
-    done = subprocess.run(
-        [sys.executable, "-m", "microp.run", "--help"],
-        env=environment_of(tmp_path, {}),
-        cwd=tmp_path,
-        stdout=here,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "microp.run", "--help"]
+    own = environment_of(tmp_path, {})
+    done = subprocess.run(command, env=own, cwd=tmp_path, stdout=here, stderr=subprocess.PIPE, text=True)
     os.close(here)
     assert (done.returncode, done.stderr) == (0, "")
 

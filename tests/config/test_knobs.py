@@ -31,8 +31,8 @@ def points(*words: str):
 
 @pytest.mark.parametrize("word", ["+foo=1", "++foo=1", "+model.foo=3", "~seed", "~model", "~model.dim"])
 def test_no_key_is_added_or_taken_away(word):
-    with pytest.raises(ConfigError, match=word.strip("+~").split(".")[0].split("=")[0]):
-        compose_config(word)
+    [problem] = refused(word)
+    assert word.strip("+~").split(".")[0].split("=")[0] in problem
 
 
 @pytest.mark.parametrize("word", ["device.name=cuda", "tracking.mode=online", "schedule.builder=os.system"])

@@ -105,15 +105,11 @@ def test_a_damaged_snapshot_is_refused(name, how, attempt):
     assert "\n" not in problem
 
 
-def test_a_removed_damaged_one_leaves_the_one_before_it(attempt):
+def test_a_removed_damaged_one_leaves_the_one_before_it_and_asking_is_the_same_question(attempt):
     shutil.rmtree(attempt / "snapshots" / "step-4")
     point = config(*WORDS, "comms=threads", "snapshot.resume=true", f"output_dir={attempt.parents[2]}")
     assert make_job(point).resumed.step == 2
-
-
-def test_asking_for_snapshots_is_the_same_question():
-    plain = make_job(config())
-    other = make_job(config("snapshot.every=3", "snapshot.keep=2", "snapshot.final=true"))
+    plain, other = make_job(config()), make_job(config("snapshot.every=3", "snapshot.keep=2", "snapshot.final=true"))
     assert (plain.run_id, plain.question_id) == (other.run_id, other.question_id)
 
 

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from every_order import Orders
 
-from microp.orders import Memory, Problem, lower_bounds, named_schedules, pairs, search, solve, with_solver
-from microp.orders.problem import ends_of, makespan_of
+from microp.orders import Memory, Problem, lower_bounds, pairs, search, solve, with_solver
+from microp.orders.problem import makespan_of
 from microp.schedule import builders, validate
 from microp.simulator import Costs, simulate
 from microp.trace import makespan
@@ -26,20 +26,11 @@ def random_problem(random: Random, most: int = 4) -> Problem:
     return Problem(placement, chunks, costs, pairs(stages, random.choice((None, *range(loops, stages + 2)))))
 
 
-def test_the_fast_judge_agrees_with_the_simulator():
-    random = Random(1)
-    for _ in range(40):
-        problem = random_problem(random)
-        for schedule in named_schedules(problem)[0]:
-            rows = problem.rows_of(schedule)
-            spans = {span.action: span.end for span in simulate(problem.schedule(rows), problem.costs)}
-            ends = ends_of(problem, rows)
-            assert ends is not None
-            assert {problem.action(number): ends[number] for row in rows for number in row} == spans
+def test_the_fast_judge_sees_a_deadlock():
     problem = Problem((0, 1), 2, Costs((1, 1), (1, 1)), pairs(2, None))
     rows = problem.rows_of(builders.gpipe(2, 2))
     assert makespan_of(problem, rows) is not None
-    assert makespan_of(problem, [rows[0][::-1], rows[1]]) is None  # a deadlock
+    assert makespan_of(problem, [rows[0][::-1], rows[1]]) is None
 
 
 def test_what_is_kept_from_b_to_w_counts_less_and_a_cap_that_no_order_meets_says_by_how_much():

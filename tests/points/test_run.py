@@ -7,12 +7,17 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from user import BIN, ROOT, SMALL, begin, environment_of, microp, ran, read, torchrun, until
 
+from microp.config import compose_config, read_config
 from microp.config.schema import default_settings
+from microp.points import attempt as attempt_module
 from microp.points.next_commands import print_next_commands
 from microp.points.planned import experiment_of
 from microp.results import PointRow
@@ -224,18 +229,59 @@ def test_what_is_ignored_when_a_command_begins_stays_ignored_in_it_and_in_its_ra
     """SIGHUP after nohup, SIGINT in the background of a script: both go to all processes of a terminal."""
     emulated = ["device=emulated", "device.forward_ms=5", "device.backward_ms=5"]  # two seconds, however busy it is
     words = " ".join([*SMALL, *emulated, "steps=40", "tracking=disabled"])
-    process = subprocess.Popen(
-        ["sh", "-c", f"trap '' HUP INT; exec {BIN / 'python'} -m microp.run {words}"],
-        cwd=tmp_path,
-        env=environment_of(tmp_path, {}),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = ["sh", "-c", f"trap '' HUP INT; exec {BIN / 'python'} -m microp.run {words}"]
+    where = {"cwd": tmp_path, "env": environment_of(tmp_path, {}), "start_new_session": True}
+    process = subprocess.Popen(command, **where, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     until(lambda: rows_of(tmp_path, 1) > 0)
     for number in (signal.SIGHUP, signal.SIGINT):
         os.killpg(process.pid, number)
     assert process.poll() is None
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
+
+
+TRACKED = ["rank0", "rank1", "summary"]
+TRACKED_WORDS = ["-m", "chunks=2,3", *SMALL, "comms=shm", "tracking=offline"]
+
+
+def left_in(folder: Path) -> list[str]:
+    """The processes that have this folder and do not end: of a command, its ranks and helpers."""
+    deadline = time.monotonic() + 60
+    while (left := list(_in(folder))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _in(folder: Path) -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink() == folder:
+                yield f"{process.name} {(process / 'cmdline').read_text()}"
+        except OSError:  # it has ended
+            continue
+
+
+def test_all_points_of_a_sweep_are_mirrored_when_it_ends(tmp_path):
+    done = microp(*TRACKED_WORDS, folder=tmp_path)
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+    assert left_in(tmp_path) == []
+    attempts = sorted((tmp_path / "outputs" / "runs").glob("*/attempt-1"))
+    assert [sorted(read(attempt / "tracked.json")) for attempt in attempts] == [TRACKED, TRACKED]
+    assert len(list((tmp_path / "outputs" / "wandb").glob("offline-run-*"))) == 6
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [("raise SystemExit(1)", "see {attempt}/tracking.log"), ("import time; time.sleep(60)", "took more than 1 s")],
+)
+def test_a_process_that_fails_or_hangs_is_a_warning(code, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(attempt_module, "END_S", 1)
+    config = read_config(compose_config(f"output_dir={tmp_path}", "tracking=offline"))
+    attempt = tmp_path / "runs" / "test" / "attempt-1"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    attempt_module.mirror_ended(attempt, "finished", config, process)
+    assert process.returncode is not None
+    said = " ".join(capsys.readouterr().err.split())
+    assert "W&B failed for test/attempt-1 (" in said
+    assert why.format(attempt=attempt) in said
+    assert f"To mirror it later: python -m microp.tracking {tmp_path}" in said

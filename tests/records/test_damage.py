@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import microp
+from analysis import __main__ as report
 from analysis import overview, timeline
-from microp import tracking
+from microp import runs, tracking
 from microp.commands.interface import Run
 from microp.points import planned
 from microp.records import RecordError, check_attempt, read_reductions, read_spans, write_json
@@ -173,12 +174,39 @@ def test_every_reader_refuses_a_newer_attempt(made, tmp_path):
     with pytest.warns(UserWarning, match="1 attempt is left out: .*schema_version=99"):
         assert load_runs(attempt).empty
     assert planned.finished(attempt.parent) is None
-
-
-def test_a_plan_of_a_newer_version_is_refused(tmp_path):
     plan = {"name": "mine", "points": [{"run_id": "a", "overrides": WORDS}]}
     write_json(tmp_path / "plan.json", {"schema_version": 2, **plan})
     assert read_plan(tmp_path / "plan.json").name == "mine"
     write_json(tmp_path / "plan.json", {"schema_version": 4, **plan})
     with pytest.raises(RecordError, match="schema_version=4"):
         read_plan(tmp_path / "plan.json")
+
+
+def test_a_folder_that_was_moved_is_read_mirrored_drawn_and_tidied_up(tmp_path, monkeypatch, capsys):
+    """It was recorded under an absolute path, which is gone, and has another name now."""
+    before, moved = tmp_path / "before" / "outputs", tmp_path / "after" / "copied"
+    microp.measure(*WORDS, *TINY, "replicas=1", f"output_dir={before}")
+    moved.parent.mkdir()
+    shutil.move(before, moved)
+    monkeypatch.chdir(moved.parent)
+    [run] = (moved / "runs").iterdir()
+
+    assert runs.main(["copied"]) == 0
+    assert run.name in capsys.readouterr().out
+    assert planned.finished(run) == run / "attempt-1"
+    assert Store(moved).unreadable == []
+
+    assert timeline.main(["copied", "--report", "copied/report"]) == 0
+    assert "1f1b-m3-k2-" in capsys.readouterr().out
+    assert list((moved / "report").glob("timeline-1f1b-m3-k2-*.svg"))
+
+    assert tracking.main(["copied", "--mode", "offline"]) == 0
+    assert "mirrored rank0, rank1, summary" in capsys.readouterr().out
+    assert len(list((moved / "wandb").glob("offline-run-*"))) == 3
+
+    assert report.main(["copied"]) == 0
+    assert "1f1b, M=3, K=2" in (moved / "report" / "report.html").read_text()
+
+    assert runs.main(["copied", "schedule=1f1b", "--delete", "--yes"]) == 0
+    assert not list((moved / "runs").iterdir())
+    assert not list((moved / "wandb").glob("*run-*"))

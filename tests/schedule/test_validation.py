@@ -200,7 +200,7 @@ SMALL = [
     for builder in EVERY
     for ranks, chunks in ((2, 3), (3, 4))
     if (order := build(builder, ranks, chunks)).stages <= 6  # the model's layers
-    and order.slices == 1  # it has no sequence; tests/engine/test_slices.py
+    and order.slices == 1  # it has no sequence; tests/engine/test_slices_and_copies.py
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -70,27 +71,20 @@ def test_one_line_for_what_is_the_same_then_the_swept_keys_then_the_results(line
 
 def test_a_long_sweep_is_divided_by_its_part_and_keys_that_follow_have_no_column(lines):
     """As `-cn m_sensitivity_quick`: with a part the ranks and the model change, and in one of them the batch with M."""
-    words = {
-        "real_batch": "ranks=2 batch_size=256 model.dim=64 chunks={}",
-        "k4_microbatch": "ranks=4 batch_size={}0 model.dim=32 device=emulated chunks={}",
-    }
-    rows = [
-        row(words[part].format(chunks, chunks) + f" schedule={schedule}")._replace(
-            overrides=["repeat=0", f"part={part}", f"chunks={chunks}", f"schedule={schedule}"]
-        )
-        for chunks in (2, 4)
-        for part in words
-        for schedule in ("gpipe", "1f1b")
-    ]
+    words = {"real_batch": "ranks=2 batch_size=256 model.dim=64 chunks={}"}
+    words["k4_microbatch"] = "ranks=4 batch_size={}0 model.dim=32 device=emulated chunks={}"
+    rows = []
+    for chunks, part, schedule in product((2, 4), words, ("gpipe", "1f1b")):
+        typed = ["repeat=0", f"part={part}", f"chunks={chunks}", f"schedule={schedule}"]
+        asked = f"{words[part].format(chunks, chunks)} schedule={schedule}"
+        rows.append(row(asked)._replace(overrides=typed))
     text = lines(rows, 80)
     first, second = (next(at for at, line in enumerate(text) if line.startswith(f"{part}: ")) for part in words)
     assert {"chunks", "schedule", "batch_size", "bubble", "MiB"} <= set(" ".join(text[1:first]).split())
     assert text[first] == "real_batch: ranks=2 model.dim=64 device=cpu"
     assert text[second] == "k4_microbatch: ranks=4 model.dim=32 device=emulated"
-    assert [line.split()[:4] for line in (text[first + 1], text[second + 4])] == [
-        ["2", "gpipe", "256", "61.2"],
-        ["4", "1f1b", "40", "61.2"],
-    ]
+    shown = [" ".join(line.split()[:4]) for line in (text[first + 1], text[second + 4])]
+    assert shown == ["2 gpipe 256 61.2", "4 1f1b 40 61.2"]
     few = lines(rows[:4], 80)  # two rows a part: the part is a column, and stands for all that follows from it
     assert few[1].split()[:4] == ["part", "schedule", "step", "ms"]
 
@@ -132,6 +126,14 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     assert "disturbed: this run (spread); more ranks than cores measure the cores: use fewer ranks, or" in crowded
 
 
+def test_a_failed_run_has_its_state(lines):
+    failed = row("chunks=8", status="failed", step_ms=None, samples_per_s=None, loss=None, message="rank 1 was killed")
+    text = lines([row("chunks=4"), failed])
+    assert text[0].startswith("1 finished, 1 failed, the same in all: schedule=gpipe")
+    assert "status" in text[1]
+    assert [line.split()[-1] for line in text[2:4]] == ["finished", "failed"]
+
+
 def test_engines_in_turn_show_torch_the_limit_and_the_ratios(lines):
     text = lines([row("engine=compare", engines=ENGINES)], 160)
     headings = " ".join(text[1:3]).split()
@@ -144,14 +146,6 @@ def test_engines_in_turn_show_torch_the_limit_and_the_ratios(lines):
     assert "torch against microp: too noisy to say: the spread of 1 launch each is unknown; " in whole
     near = lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)], 160)
     assert "torch has no zb_h1 and ran gpipe." in " ".join(near)
-
-
-def test_a_failed_run_has_its_state_and_its_message(lines, capsys):
-    failed = row("chunks=8", status="failed", step_ms=None, samples_per_s=None, loss=None, message="rank 1 was killed")
-    text = lines([row("chunks=4"), failed])
-    assert text[0].startswith("1 finished, 1 failed, the same in all: schedule=gpipe")
-    assert "status" in text[1]
-    assert [line.split()[-1] for line in text[2:4]] == ["finished", "failed"]
 
 
 # --- verdicts ------------------------------------------------------------------------------------

@@ -248,29 +248,18 @@ class Terminal:
         raise OSError
 
 
-@pytest.mark.parametrize(
-    ("is_terminal", "environment", "has_colours"),
-    [
-        (True, {}, True),
-        (False, {}, False),
-        (True, {"NO_COLOR": "1"}, False),
-        (True, {"NO_COLOR": ""}, True),
-        (False, {"FORCE_COLOR": "1"}, True),
-        (True, {"FORCE_COLOR": ""}, False),
-        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
-        (True, {"TERM": "dumb"}, False),
-        (False, {"TERM": "dumb", "FORCE_COLOR": "1"}, False),
-    ],
-)
-def test_colours_follow_the_terminal_and_the_environment_as_rich_has_it(
-    is_terminal, environment, has_colours, monkeypatch
-):
+COLOURED = [(True, {}), (True, {"NO_COLOR": ""}), (False, {"FORCE_COLOR": "1"})]
+PLAIN = [(False, {}), (True, {"NO_COLOR": "1"}), (True, {"FORCE_COLOR": ""}), (True, {"TERM": "dumb"})]
+PLAIN += [(False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}), (False, {"TERM": "dumb", "FORCE_COLOR": "1"})]
+
+
+@pytest.mark.parametrize(("is_terminal", "environment"), COLOURED + PLAIN)
+def test_colours_follow_the_terminal_and_the_environment_as_rich_has_it(is_terminal, environment, monkeypatch):
     for key in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
         monkeypatch.delenv(key, raising=False)
-    monkeypatch.setenv("COLUMNS", "57")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for key, value in environment.items():
+    for key, value in {"COLUMNS": "57", "TERM": "xterm-256color", **environment}.items():
         monkeypatch.setenv(key, value)
+    has_colours = (is_terminal, environment) in COLOURED
     assert screen(Terminal(is_terminal)) == (57, has_colours)
     rich = Console(file=Terminal(is_terminal))
     assert (rich.color_system is not None and not rich.no_color) == has_colours

@@ -28,9 +28,8 @@ MODELS = {"mlp": mlp, "gpt": gpt}  # gpt has dropout
 
 
 def job_of(name: str, **changes) -> Job:
-    return small_job(
-        **{"model": MODELS[name](), "steps": STEPS - 1, "snapshot": EVERY_2, "backend": "threads", **changes}
-    )
+    given = {"model": MODELS[name](), "steps": STEPS - 1, "snapshot": EVERY_2, "backend": "threads"}
+    return small_job(**{**given, **changes})
 
 
 def run(job: Job, attempt: Path) -> dict[int, float]:
@@ -164,11 +163,17 @@ def test_loading_executes_nothing(uninterrupted, tmp_path):
 
 
 @pytest.mark.parametrize(("keep", "stay"), [(1, ["step-6"]), (2, ["step-5", "step-6"])])
-def test_older_ones_are_removed(keep, stay, tmp_path):
-    run(job_of("mlp", snapshot=SnapshotSettings("disk", 1, keep, False, None, False)), tmp_path / "attempt-1")
-    assert [folder.name for folder in snapshots.snapshots_of(tmp_path / "attempt-1")] == stay
-    assert sorted(each.name for each in (tmp_path / "attempt-1" / "snapshots").iterdir()) == stay
-    assert not (tmp_path / "attempt-1" / "weights.pt").exists()
+def test_older_ones_are_removed_but_nothing_of_others(keep, stay, uninterrupted, tmp_path):
+    """An attempt that starts anew or goes on from a path removes nothing of those before it."""
+    shutil.copytree(uninterrupted["mlp"][0], tmp_path / "attempt-1")
+    snapshot, source = SnapshotSettings("disk", 1, keep, False, None, False), saved(tmp_path / "attempt-1", 4)
+    run(job_of("mlp", snapshot=snapshot), tmp_path / "attempt-2")
+    assert [folder.name for folder in snapshots.snapshots_of(tmp_path / "attempt-2")] == stay
+    assert sorted(each.name for each in (tmp_path / "attempt-2" / "snapshots").iterdir()) == stay
+    assert not (tmp_path / "attempt-2" / "weights.pt").exists()
+    run(job_of("mlp", snapshot=replace(snapshot, path=source.folder), resumed=source), tmp_path / "attempt-3")
+    names = [folder.name for folder in snapshots.snapshots_of(tmp_path / "attempt-1")]
+    assert names == ["step-2", "step-4", "step-6"]
 
 
 def test_a_resumed_attempt_removes_what_the_attempts_before_it_left(uninterrupted, tmp_path):
@@ -185,17 +190,6 @@ def test_a_resumed_attempt_removes_what_the_attempts_before_it_left(uninterrupte
     run(job, run_folder / "attempt-3")
     left = sorted(str(each.relative_to(run_folder)) for each in run_folder.glob("*/snapshots/*"))
     assert left == ["attempt-3/snapshots/step-5"]
-
-
-def test_an_attempt_that_starts_anew_or_goes_on_from_a_path_removes_nothing_of_others(uninterrupted, tmp_path):
-    run_folder = tmp_path / "run"
-    shutil.copytree(uninterrupted["mlp"][0].parent, run_folder)
-    anew = SnapshotSettings("disk", 5, 1, False, None, False)
-    source = saved(run_folder / "attempt-1", 4)
-    run(job_of("mlp", snapshot=anew), run_folder / "attempt-2")
-    run(job_of("mlp", snapshot=replace(anew, path=source.folder), resumed=source), run_folder / "attempt-3")
-    names = [folder.name for folder in snapshots.snapshots_of(run_folder / "attempt-1")]
-    assert names == ["step-2", "step-4", "step-6"]
 
 
 @pytest.mark.parametrize("file", ["layer-0.pt", "layer-4.pt", "snapshot.json"])
