@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
@@ -61,14 +62,7 @@ class NoSlurmError(RuntimeError):
 
 
 class Cluster:
-    """A context in which Slurm runs.
-
-    Attributes:
-        environment: what a command needs to find this Slurm.
-
-    Raises:
-        NoSlurmError: its programs are not installed, or do not start here.
-    """
+    """A context in which Slurm runs; `environment` is what a command needs to find it. Raises NoSlurmError."""
 
     def __enter__(self) -> Cluster:
         missing = [name for name in PROGRAMS if not shutil.which(name, path=_path())]
@@ -104,19 +98,14 @@ class Cluster:
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 daemon.wait(10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            daemon.kill()
+            daemon.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, *command: str) -> str:
-        """Run one of Slurm's commands, and return what it prints.
-
-        Raises:
-            NoSlurmError: it failed.
-        """
+        """Run one of Slurm's commands, and return what it prints. Raises NoSlurmError."""
         done = subprocess.run(command, env={**os.environ, **self.environment}, capture_output=True, text=True)
         if done.returncode:
             raise NoSlurmError(f"{command[0]}: {done.stderr.strip()}")
@@ -141,17 +130,10 @@ def _path() -> str:
 def _ports(number: int) -> list[int]:
     """Return neighbouring ports that are free: a list of nodes needs a range."""
     for first in range(20_000 + os.getpid() % 5_000, 32_000):
-        sockets = []
-        try:
+        with suppress(OSError), ExitStack() as sockets:
             for port in range(first, first + number):
-                sockets.append(socket.create_server(("127.0.0.1", port)))
-        except OSError:
-            continue
-        else:
+                sockets.enter_context(socket.create_server(("127.0.0.1", port)))
             return list(range(first, first + number))
-        finally:
-            for each in sockets:
-                each.close()
     raise NoSlurmError("no free ports")
 
 

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -18,18 +17,11 @@ import torch
 from recorded import small_sweep
 from warm import start_server_from_here
 
+from microp import settings
 from microp.job import Job
 from microp.schedule import uniform
 from microp.schedule.builders import gpipe
-from microp.settings import (
-    Checkpointing,
-    DeviceSettings,
-    EngineSettings,
-    GptSettings,
-    MlpSettings,
-    SyncSettings,
-    TextSettings,
-)
+from microp.settings import Checkpointing, DeviceSettings, EngineSettings, GptSettings, MlpSettings, SyncSettings
 
 CHECKPOINTING = {
     "never": Checkpointing("never", 0, False),
@@ -47,28 +39,15 @@ def gpt(dtype: str = "float32", dropout: float = 0.1) -> GptSettings:
     return GptSettings("gpt", 5, 16, dtype, heads=2, context=8, dropout=dropout)
 
 
-def small_job(**changes) -> Job:
-    """A small job: 9 rows, so that most chunk counts do not divide them."""
-    schedule, model = changes.pop("schedule", gpipe(2, 4)), changes.pop("model", mlp())
-    job = Job(
-        run_id="test",
-        schedule=schedule,
-        partition=changes.pop("partition", uniform(model.layers, schedule.depth)),
-        model=model,
-        checkpointing=CHECKPOINTING["never"],
-        data=TextSettings("text", str(Path(torch.__file__).parent / "serialization.py")),
-        device=DeviceSettings("cpu", 1),
-        backend="shm",
-        timeout_s=20,
-        batch_size=9,
-        steps=3,
-        warmup_steps=1,
-        learning_rate=1e-2,
-        seed=7,
-        engine=EngineSettings("microp", False),
-        sync=SyncSettings("flat", "library"),
-    )
-    return replace(job, **changes)
+def small_job(mode: str = "never", cut=uniform, **changes) -> Job:
+    """A small job, by a mode of checkpointing and a cut: 9 rows, so that most chunk counts do not divide them."""
+    given = {"schedule": gpipe(2, 4), "model": mlp(), **changes}
+    partition = given.pop("partition", None) or cut(given["model"].layers, given["schedule"].depth)
+    text = settings.TextSettings("text", str(Path(torch.__file__).parent / "serialization.py"))
+    small = {"run_id": "test", "checkpointing": CHECKPOINTING[mode], "data": text, "device": DeviceSettings("cpu", 1)}
+    small |= {"backend": "shm", "timeout_s": 20, "batch_size": 9, "steps": 3, "warmup_steps": 1, "learning_rate": 1e-2}
+    small |= {"engine": EngineSettings("microp", False), "sync": SyncSettings("flat", "library"), "seed": 7}
+    return Job(**{**small, "partition": partition, **given})
 
 
 # What a shell's background and nohup ignore, tests and what they start do not.

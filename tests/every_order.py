@@ -25,27 +25,16 @@ Step = tuple[Action, bool]  # an action, and whether its backward is divided: a 
 
 
 class Rows(NamedTuple):
-    """Rows that have been begun.
+    """Rows that have been begun."""
 
-    Attributes:
-        steps: for each rank its actions.
-        free: for each rank when it can begin the next one.
-        left: for each rank the least time of the actions that have not run.
-        held: for each rank the number of pairs that it holds.
-        waits: for each rank its last action, if that has not run because it waits for a message.
-        mail: sender of a message that is not received -> when it arrives.
-        idle: ranks of a link -> when its last message arrives.
-        last: the last end.
-    """
-
-    steps: tuple[tuple[Step, ...], ...]
-    free: tuple[Any, ...]
-    left: tuple[Any, ...]
-    held: tuple[int, ...]
-    waits: tuple[Step | None, ...]
-    mail: dict[Action, Any]
-    idle: dict[tuple[int, int], Any]
-    last: Any
+    steps: tuple[tuple[Step, ...], ...]  # for each rank its actions
+    free: tuple[Any, ...]  # for each rank when it can begin the next one
+    left: tuple[Any, ...]  # for each rank the least time of the actions that have not run
+    held: tuple[int, ...]  # for each rank the number of pairs that it holds
+    waits: tuple[Step | None, ...]  # for each rank its last action, if that has not run because it waits for a message
+    mail: dict[Action, Any]  # sender of a message that is not received -> when it arrives
+    idle: dict[tuple[int, int], Any]  # ranks of a link -> when its last message arrives
+    last: Any  # the last end
 
 
 class Orders:

@@ -41,9 +41,7 @@ class World:
     def __init__(self, timeout_s: float = 3.0) -> None:
         self.timeout_s = timeout_s
         self.changed = threading.Condition(threading.RLock())
-        self.ends: dict[Any, dict[str, list[tuple[Stream, int, Tensor]]]] = defaultdict(
-            lambda: {"send": [], "recv": []}
-        )
+        self.ends: dict[Any, dict[str, list[End]]] = defaultdict(lambda: {"send": [], "recv": []})
         self.opened: dict[Any, set[int]] = defaultdict(set)
         self.dropped: list[str] = []  # transfers whose tensor the allocator could have given away under way
 
@@ -125,8 +123,7 @@ class Event:
 class Gpu(TorchDispatchMode):
     """One GPU, with the names of `torch.cuda`; operations of the thread that has entered it run on it.
 
-    Attributes:
-        waits: how often the host has waited for work that had not been done.
+    It counts as `waits` how often the host has waited for work that had not been done.
     """
 
     def __init__(self, world: World) -> None:
@@ -145,11 +142,8 @@ class Gpu(TorchDispatchMode):
     def reset_peak_memory_stats(self) -> None:
         self.peaks = (3 << 20, 4 << 20)
 
-    def max_memory_allocated(self) -> int:
-        return self.peaks[0]
-
-    def max_memory_reserved(self) -> int:
-        return self.peaks[1]
+    max_memory_allocated = lambda self: self.peaks[0]  # noqa: E731
+    max_memory_reserved = lambda self: self.peaks[1]  # noqa: E731
 
     def look(self, event: Event, timeout_s: float) -> bool:
         """Run what the event comes after; return whether it has been reached."""
@@ -222,13 +216,7 @@ def _written(func: Any, returned: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Group:
-    """A process group of NCCL as one rank sees it.
-
-    Args:
-        gpu: the rank's GPU.
-        rank: the rank.
-        name: of the group, which both ends of a link give.
-    """
+    """A process group of NCCL as one rank sees it; both ends of a link give its name."""
 
     def __init__(self, gpu: Gpu, rank: int, name: str) -> None:
         self._gpu, self._rank, self._name = gpu, rank, name
@@ -296,12 +284,7 @@ class Work:
 
 
 class HostComms(Comms):
-    """A transport between threads that moves tensors of the host's memory, at once.
-
-    Args:
-        threads: the transport between the threads.
-        gpu: the rank's GPU.
-    """
+    """A transport between threads that moves tensors of the host's memory, at once."""
 
     def __init__(self, threads: ThreadComms, gpu: Gpu) -> None:
         self.rank, self.world_size = threads.rank, threads.world_size

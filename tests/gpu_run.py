@@ -60,39 +60,23 @@ LARGE = ("model.layers=8", "model.dim=4096", "batch_size=4096", "steps=30", "war
 
 
 class Card(NamedTuple):
-    """What is tried.
+    """What is tried."""
 
-    Attributes:
-        device: `cuda`; or `cpu` in its place, by which everything but the card itself can be tried.
-        gpus: the number of GPUs.
-        folder: gets the runs and the file of figures.
-        large: the words of a model that keeps a card busy.
-        profile_s: how long to measure a profile, in seconds.
-        schedules: the schedules whose gradients are compared.
-        models: the models that are tried.
-    """
-
-    device: str
+    device: str  # `cuda`; or `cpu` in its place, by which everything but the card itself can be tried
     gpus: int
-    folder: Path
-    large: tuple[str, ...] = LARGE
+    folder: Path  # gets the runs and the file of figures
+    large: tuple[str, ...] = LARGE  # the words of a model that keeps a card busy
     profile_s: int = 20
-    schedules: tuple[str, ...] = SCHEDULES
+    schedules: tuple[str, ...] = SCHEDULES  # whose gradients are compared
     models: tuple[str, ...] = tuple(MODELS)
 
     @property
-    def alone(self) -> tuple[str, ...]:
-        """The words for ranks with a GPU each."""
+    def alone(self) -> tuple[str, ...]:  # the words for ranks with a GPU each
         return (f"device={self.device}",)
 
     @property
-    def shared(self) -> tuple[str, ...]:
-        """The words for ranks that share a GPU."""
+    def shared(self) -> tuple[str, ...]:  # for ranks that share a GPU
         return (*self.alone, "device.share=true") if self.device == "cuda" else self.alone
-
-    def each_model(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield the name and the words of each model."""
-        return ((name, MODELS[name]) for name in self.models)
 
     def run(self, *words: str) -> microp.Run:
         """Run what these words say, and record it in the folder."""
@@ -136,8 +120,6 @@ HEAD = f"{'part':<28}{'':<6}{'time':>7}  found"
 
 
 # --- the parts ------------------------------------------------------------------------------------
-
-
 def losses(run: microp.Run) -> list[float]:
     rows = run.steps[(run.steps.phase == "measured") & run.steps.loss.notna()]
     return list(rows.groupby("step").loss.sum())
@@ -164,7 +146,7 @@ def median_ms(run: microp.Run) -> float:
 
 def same_losses(card: Card, *words: str) -> Iterator[Figure]:
     """Compare the losses with those of one rank on the CPU, for both models."""
-    for name, model in card.each_model():
+    for name, model in [(name, MODELS[name]) for name in card.models]:
         run = card.run(*SMALL, *model, *words)
         yield Figure(f"{name}: loss differs by", gap(losses(run), losses_on_cpu(card, *SMALL, *model)), NEAR)
         yield Figure("step ms", median_ms(run))
@@ -189,7 +171,7 @@ def same_gradients(job: Job) -> Figure:
 
 
 def gradients(words: Sequence[str], schedule: str, card: Card) -> Iterator[Figure]:
-    for _, model in card.each_model():
+    for _, model in [(name, MODELS[name]) for name in card.models]:
         double = (*SMALL, *model, "model.dtype=float64", "checkpointing=except_last")
         yield same_gradients(job_of(*GIVEN, *double, f"schedule={schedule}", "ranks=2", *words))
 
@@ -207,7 +189,7 @@ def dropout(card: Card) -> Iterator[Figure]:
 
 
 def bf16(card: Card) -> Iterator[Figure]:
-    for name, model in card.each_model():
+    for name, model in [(name, MODELS[name]) for name in card.models]:
         run = card.run(*SMALL, *model, "dtype=bf16", "ranks=2", *card.shared)
         yield Figure(f"{name}: loss differs by", gap(losses(run), losses_on_cpu(card, *SMALL, *model)), 0.02)
     for dtype in ("null", "bf16"):
@@ -216,7 +198,7 @@ def bf16(card: Card) -> Iterator[Figure]:
 
 
 def compiled(card: Card) -> Iterator[Figure]:
-    for name, model in card.each_model():
+    for name, model in [(name, MODELS[name]) for name in card.models]:
         began = time.monotonic()
         run = card.run(*SMALL, *model, "compile=true", "ranks=1", *card.alone)
         yield Figure(f"{name}: seconds", time.monotonic() - began)
@@ -311,8 +293,6 @@ def parts_of(card: Card) -> dict[str, tuple[int, Part]]:
 
 
 # --- their table ----------------------------------------------------------------------------------
-
-
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Raise TimeoutError in this block after a time; ranks that it has launched are ended."""
@@ -356,15 +336,14 @@ def results(card: Card, parts: dict[str, tuple[int, Part]]) -> Iterator[Result]:
 def about(card: Card) -> dict[str, Any]:
     """Return what was tried: the GPUs, the versions, the machine."""
     names = [torch.cuda.get_device_name(i) for i in range(card.gpus)] if card.device == "cuda" else []
-    return {
-        "device": card.device,
-        "gpus": names,
+    nccl = torch.cuda.nccl.version() if card.device == "cuda" else None
+    versions = {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": torch.cuda.nccl.version() if card.device == "cuda" else None,
+        "nccl": nccl,
         "python": platform.python_version(),
-        "machine": platform.platform(),
     }
+    return {"device": card.device, "gpus": names, **versions, "machine": platform.platform()}
 
 
 def try_all(card: Card, parts: dict[str, tuple[int, Part]]) -> int:

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from user import ROOT, begin, environment_of
-from warm import Command
+from user import ROOT, Inside, begin, environment_of
 
 NAMES, ADDRESSES = ("h0", "h1"), ("10.77.0.1", "10.77.0.2")
 CLOCK_S = 5_000  # by which the second host's monotonic clock is ahead
@@ -39,25 +38,15 @@ exec "$@"
 
 
 class Host(NamedTuple):
-    """One of the two hosts.
-
-    Attributes:
-        name: its host name.
-        address: its address, which the other host reaches.
-        namespace: the name of its network namespace.
-        link: its end of the link.
-        folder: where its commands run and write.
-        clock_s: by how much its monotonic clock is ahead of the machine's, in seconds.
-        process: a process that does nothing on it.
-    """
+    """One of the two hosts."""
 
     name: str
-    address: str
-    namespace: str
-    link: str
-    folder: Path
-    clock_s: int
-    process: int = 0
+    address: str  # which the other host reaches
+    namespace: str  # the name of its network namespace
+    link: str  # its end of the link
+    folder: Path  # where its commands run and write
+    clock_s: int  # by how much its monotonic clock is ahead of the machine's
+    process: int = 0  # one that does nothing on it
 
     def start(self, *command: str) -> subprocess.Popen[str]:
         """Start a command on this host; its output goes to `out` in the host's folder."""
@@ -70,8 +59,8 @@ class Host(NamedTuple):
                 [*enter, "sh", *command], cwd=self.folder, env=environment, stdout=out, stderr=out, text=True
             )
 
-    def torchrun(self, *words: str) -> Command:
-        """Start this host's part of the README's launch over both hosts, as forks of the warm process."""
+    def torchrun(self, *words: str) -> Inside:
+        """Start this host's part of the README's launch over both hosts."""
         page = (ROOT / "sweeps" / "README.md").read_text()
         [launch] = re.findall(r"^torchrun (.*HOST.*-m microp.run)", page, re.MULTILINE)
         *options, option, module = launch.replace("HOST", NAMES[0]).split()

@@ -9,36 +9,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from analysis import (
-    checkpoint_overhead,
-    engine_speed,
-    gradient_sync,
-    hop_latency,
-    hybrid,
-    m_sensitivity,
-    partition_skew,
-    prediction,
-    rank_time,
-    schedules,
-    sweep,
-)
+from analysis import sweep
 from microp.records import LAUNCH
-from tests.made_sweeps import (
-    Rows,
-    checkpoint_runs,
-    engine_runs,
-    hybrid_runs,
-    latency_runs,
-    m_runs,
-    schedule_runs,
-    skew_runs,
-    sync_runs,
-)
+from tests import made_sweeps as runs
+from tests.made_sweeps import Rows
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 
@@ -56,53 +36,6 @@ def panels(name: str) -> list[tuple[str, int]]:
     return list(dict.fromkeys(both))
 
 
-def any_sweep(store: Any) -> list:
-    return [sweep.exhibit(store.runs(), "sweep", "Sweep")]
-
-
-# --- all points of the stored sweeps, in one launch ---
-
-
-def _all_m(folder: Path) -> Rows:
-    where = [(device, ranks) for device, ranks in panels("m_sensitivity") if ranks > 1]
-    return m_runs(folder, where, *stored("m_sensitivity", "chunks", "schedule"), (0,))
-
-
-def _all_checkpoint(folder: Path) -> Rows:
-    values = stored("checkpoint_overhead", "checkpointing", "chunks", "schedule", "model")
-    return checkpoint_runs(folder, *values, launches=(0,))
-
-
-def _all_skew(folder: Path) -> Rows:
-    values = stored("partition_skew", "partition.share", "partition.rank", "schedule")
-    return skew_runs(folder, panels("partition_skew"), *values, launches=(0,))
-
-
-def _all_schedules(folder: Path) -> Rows:
-    values = stored("schedules", "schedule", "chunks", "checkpointing")
-    return schedule_runs(folder, *values, devices=("emulated",), ranks=4, launches=(0,))
-
-
-def _all_latency(folder: Path) -> Rows:
-    values = stored("hop_latency", "schedule", "chunks", "device.latency_ms")
-    return latency_runs(folder, *values, ranks=4, launches=(0,))
-
-
-def _all_engine(folder: Path) -> Rows:
-    where = [("cpu", 2, dim, comms) for dim in (128, 512) for comms in ("shm", "tcp", "gloo")]
-    where += [("emulated", ranks, 64, "shm") for ranks in (4, 8)]
-    return engine_runs(folder, where, *stored("engine_speed", "schedule", "chunks"), (0,))
-
-
-def _all_sync(folder: Path) -> Rows:
-    return sync_runs(folder, *stored("gradient_sync", "model.dim"), (0.25, 1.0, 4.0, 25.0), (1, 2, 3, 4), (0,))
-
-
-def _all_hybrid(folder: Path) -> Rows:
-    values = stored("hybrid", "schedule", "chunks", "device.reduce_ms")
-    return hybrid_runs(folder, *values, ranks=4, replicas=(2,), launches=(0,))
-
-
 class Case(NamedTuple):
     """An experiment: what draws it, its runs in two sizes, and the columns by which a part of them is chosen."""
 
@@ -112,36 +45,52 @@ class Case(NamedTuple):
     keys: list[str]
 
 
-_OF_ANY = ["chunks", "schedule", "device"]
+OF_ANY, ONE, DIM = ["chunks", "schedule", "device"], (0,), "config.model.dim"
+ENGINES = [("cpu", 2, dim, comms) for dim in (128, 512) for comms in ("shm", "tcp", "gloo")]
+ENGINES += [("emulated", ranks, 64, "shm") for ranks in (4, 8)]
+SKEW, LATENCY = ("partition.share", "partition.rank", "schedule"), ("schedule", "chunks", "device.latency_ms")
+SCHEDULES, HYBRID = ("schedule", "chunks", "checkpointing"), ("schedule", "chunks", "device.reduce_ms")
+WHOLE: dict[str, Callable[..., Rows]] = {  # name -> all points of the stored sweep; of others those of `schedules`
+    "m_sensitivity": lambda folder, values=("chunks", "schedule"): runs.m_runs(
+        folder, [each for each in panels("m_sensitivity") if each[1] > 1], *stored("m_sensitivity", *values), ONE
+    ),
+    "checkpoint_overhead": lambda folder, values=("checkpointing", "chunks", "schedule", "model"): runs.checkpoint_runs(
+        folder, *stored("checkpoint_overhead", *values), ONE
+    ),
+    "partition_skew": lambda folder: runs.skew_runs(
+        folder, panels("partition_skew"), *stored("partition_skew", *SKEW), ONE
+    ),
+    "schedules": lambda folder: runs.schedule_runs(folder, *stored("schedules", *SCHEDULES), ("emulated",), 4, ONE),
+    "hop_latency": lambda folder: runs.latency_runs(folder, *stored("hop_latency", *LATENCY), 4, ONE),
+    "engine_speed": lambda folder: runs.engine_runs(
+        folder, ENGINES, *stored("engine_speed", "schedule", "chunks"), ONE
+    ),
+    "gradient_sync": lambda folder: runs.sync_runs(
+        folder, *stored("gradient_sync", "model.dim"), (0.25, 1.0, 4.0, 25.0), (1, 2, 3, 4), ONE
+    ),
+    "hybrid": lambda folder: runs.hybrid_runs(folder, *stored("hybrid", *HYBRID), 4, (2,), ONE),
+}
+PARTS = {  # name -> a small product of what the sweep varies, in two launches, and the columns
+    "m_sensitivity": (runs.m_runs, ["fixed", "ranks", *OF_ANY]),
+    "checkpoint_overhead": (runs.checkpoint_runs, ["checkpointing", "chunks", "schedule", "model", LAUNCH]),
+    "partition_skew": (runs.skew_runs, ["schedule", *(f"config.{key}" for key in SKEW[1::-1]), "device", LAUNCH]),
+    "schedules": (runs.schedule_runs, [*OF_ANY, "checkpointing", LAUNCH]),
+    "hop_latency": (runs.latency_runs, [*OF_ANY, "config.device.latency_ms", LAUNCH]),
+    "engine_speed": (runs.engine_runs, [*OF_ANY, DIM, "engine", LAUNCH]),
+    "gradient_sync": (runs.sync_runs, ["sync", "replicas", DIM, "config.sync.all_reduce", "device"]),
+    "hybrid": (runs.hybrid_runs, [*OF_ANY, "config.device.reduce_ms", "replicas"]),
+    "rank_time": (runs.schedule_runs, OF_ANY),
+    "prediction": (runs.schedule_runs, OF_ANY),
+    "sweep": (runs.schedule_runs, [*OF_ANY, LAUNCH]),
+}
+
+
+def drawing(name: str) -> Callable[[Any], list]:
+    if name == "sweep":
+        return lambda store: [sweep.exhibit(store.runs(), "sweep", "Sweep")]
+    return import_module(f"analysis.{name}").exhibits
+
+
 CASES = {
-    "m_sensitivity": Case(m_sensitivity.exhibits, m_runs, _all_m, ["fixed", "ranks", *_OF_ANY]),
-    "checkpoint_overhead": Case(
-        checkpoint_overhead.exhibits,
-        checkpoint_runs,
-        _all_checkpoint,
-        ["checkpointing", "chunks", "schedule", "model", LAUNCH],
-    ),
-    "partition_skew": Case(
-        partition_skew.exhibits,
-        skew_runs,
-        _all_skew,
-        ["schedule", "config.partition.rank", "config.partition.share", "device", LAUNCH],
-    ),
-    "schedules": Case(schedules.exhibits, schedule_runs, _all_schedules, [*_OF_ANY, "checkpointing", LAUNCH]),
-    "hop_latency": Case(
-        hop_latency.exhibits, latency_runs, _all_latency, [*_OF_ANY, "config.device.latency_ms", LAUNCH]
-    ),
-    "engine_speed": Case(
-        engine_speed.exhibits, engine_runs, _all_engine, [*_OF_ANY, "config.model.dim", "engine", LAUNCH]
-    ),
-    "gradient_sync": Case(
-        gradient_sync.exhibits,
-        sync_runs,
-        _all_sync,
-        ["sync", "replicas", "config.model.dim", "config.sync.all_reduce", "device"],
-    ),
-    "hybrid": Case(hybrid.exhibits, hybrid_runs, _all_hybrid, [*_OF_ANY, "config.device.reduce_ms", "replicas"]),
-    "rank_time": Case(rank_time.exhibits, schedule_runs, _all_schedules, _OF_ANY),
-    "prediction": Case(prediction.exhibits, schedule_runs, _all_schedules, _OF_ANY),
-    "sweep": Case(any_sweep, schedule_runs, _all_schedules, [*_OF_ANY, LAUNCH]),
+    name: Case(drawing(name), few, WHOLE.get(name, WHOLE["schedules"]), keys) for name, (few, keys) in PARTS.items()
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -22,6 +22,8 @@ _bubble = cache(closed_forms.bubble)
 NOMINAL = {"config.device.forward_ms": 5.0, "config.device.backward_ms": 10.0}
 SEGMENTS = {"never": 0, "always": 1, "segments": 2, "except_last": 1}
 Rows = Iterator[dict[str, Any]]
+ENGINES = [(device, 2, dim, "shm") for dim in (64, 128) for device in ("emulated", "cpu")]
+ENGINES[-1] = ("cpu", 2, 128, "gloo")
 
 
 @cache
@@ -33,21 +35,11 @@ def order(name: str, ranks: int, chunks: int) -> Schedule:
     return Schedule(name, chunks, own.ranks)
 
 
-def made(
-    folder: Path,
-    name: str,
-    chunks: int,
-    ranks: int = 2,
-    latency: float = 0,
-    scale: float = 1,
-    shared: bool = True,
-    **changes: Any,
-):
+def made(folder: Path, name: str, chunks: int, ranks=2, latency: float = 0, scale: float = 1, shared=True, **changes):
     """Return a run with every column that the figures read; on a real device without those of the emulated one.
 
-    Args:
-        scale: the time of a microbatch on a rank, relative to F = 5 and B = 10 ms.
-        shared: whether it has its folder in common with runs of the same trace.
+    `scale` is the time of a microbatch on a rank, relative to F = 5 and B = 10 ms; a `shared` run has its folder in
+    common with runs of the same trace.
     """
     schedule = order(name, ranks, chunks)
     stages = schedule.stages
@@ -56,23 +48,13 @@ def made(
     if schedule.input_gradients:
         costs = Costs((unit,) * stages, (unit,) * stages, (unit,) * stages, latency)
     bubble = _bubble(schedule, costs)
-    more = {
-        "bubble.closed_form": None if bubble is None else float(bubble),
-        "partition": [1] * stages,
-        "batch_size": chunks,
-        "config.device.name": changes.get("device", "emulated"),
-        "config.device.latency_ms": float(latency),
-        "config.model.name": "mlp",
-        "config.model.layers": ranks,
-        "config.schedule.name": name,
-        "config.checkpointing.name": changes.get("checkpointing", "never"),
-        "config.chunks": chunks,
-        "config.ranks": ranks,
-        "config.partition.name": "uniform",
-        **{f"time_ms.{kind}": [1.0] * ranks for kind in KINDS},
-        **{key: value * ranks / stages for key, value in NOMINAL.items()},
-        **changes,
-    }
+    more = {"bubble.closed_form": None if bubble is None else float(bubble), "partition": [1] * stages}
+    more |= {"batch_size": chunks, "config.chunks": chunks, "config.ranks": ranks, "config.partition.name": "uniform"}
+    more |= {"config.device.name": changes.get("device", "emulated"), "config.device.latency_ms": float(latency)}
+    more |= {"config.model.name": "mlp", "config.model.layers": ranks, "config.schedule.name": name}
+    more |= {"config.checkpointing.name": changes.get("checkpointing", "never")}
+    more |= {f"time_ms.{kind}": [1.0] * ranks for kind in KINDS}
+    more |= {key: value * ranks / stages for key, value in NOMINAL.items()} | changes
     row = run(folder, schedule, more.pop("costs", costs), shared=shared, **more)
     row["peak_activation_mib"] = changes.get("peak_activation_mib", [scale * each for each in row["in_flight_peak"]])
     if row["device"] == "emulated":
@@ -81,11 +63,7 @@ def made(
 
 
 def m_runs(
-    folder: Path,
-    where: Sequence[tuple[str, int]] = (("emulated", 2), ("cpu", 2)),
-    chunks: Sequence[int] = (1, 4, 16),
-    names: Sequence[str] = ("gpipe", "zb_h1", "naive"),
-    launches: Sequence[int] = (0, 1),
+    folder, where=(("emulated", 2), ("cpu", 2)), chunks=(1, 4, 16), names=("gpipe", "zb_h1", "naive"), launches=(0, 1)
 ) -> Rows:
     for (device, ranks), launch in product(where, launches):
         same = {LAUNCH: launch, "device": device, "config.device.per": ["row"], "config.model.layers": ranks}
@@ -99,12 +77,7 @@ def m_runs(
 
 
 def checkpoint_runs(
-    folder: Path,
-    policies: Sequence[str] = ("never", "always", "segments"),
-    chunks: Sequence[int] = (2, 4),
-    names: Sequence[str] = FEW,
-    models: Sequence[str] = ("mlp", "gpt"),
-    launches: Sequence[int] = (0, 1),
+    folder, policies=("never", "always", "segments"), chunks=(2, 4), names=FEW, models=("mlp", "gpt"), launches=(0, 1)
 ) -> Rows:
     for policy, number, name, launch, model in product(policies, chunks, names, launches, models):
         if name == "gpipe_lifo" and policy not in ("never", "except_last"):
@@ -119,12 +92,7 @@ def checkpoint_runs(
 
 
 def skew_runs(
-    folder: Path,
-    where: Sequence[tuple[str, int]] = (("emulated", 2), ("cpu", 2)),
-    shares: Sequence[float] = (0.5, 0.75),
-    heavy: Sequence[int] = (0, 1),
-    names: Sequence[str] = FEW,
-    launches: Sequence[int] = (0, 1),
+    folder, where=(("emulated", 2), ("cpu", 2)), shares=(0.5, 0.75), heavy=(0, 1), names=FEW, launches=(0, 1)
 ) -> Rows:
     for (device, ranks), name, rank, share, launch in product(where, names, heavy, shares, launches):
         if rank >= ranks or share < 1 / ranks:
@@ -138,13 +106,13 @@ def skew_runs(
 
 
 def schedule_runs(
-    folder: Path,
-    names: Sequence[str] = FEW,
-    chunks: Sequence[int] = (2, 4),
-    policies: Sequence[str] = ("never", "always"),
-    devices: Sequence[str] = ("emulated", "cpu"),
-    ranks: int = 2,
-    launches: Sequence[int] = (0, 1),
+    folder,
+    names=FEW,
+    chunks=(2, 4),
+    policies=("never", "always"),
+    devices=("emulated", "cpu"),
+    ranks=2,
+    launches=(0, 1),
 ) -> Rows:
     for name, number, policy, launch, device in product(names, chunks, policies, launches, devices):
         changes = {"checkpointing": policy, LAUNCH: launch, "device": device}
@@ -152,31 +120,13 @@ def schedule_runs(
         yield made(folder, name, number, ranks, slower=slower, **changes)
 
 
-def latency_runs(
-    folder: Path,
-    names: Sequence[str] = FEW,
-    chunks: Sequence[int] = (4, 8),
-    latencies: Sequence[float] = (0, 2),
-    ranks: int = 2,
-    launches: Sequence[int] = (0, 1),
-) -> Rows:
+def latency_runs(folder, names=FEW, chunks=(4, 8), latencies=(0, 2), ranks=2, launches=(0, 1)) -> Rows:
     for name, number, latency, launch in product(names, chunks, latencies, launches):
         yield made(folder, name, number, ranks, latency=latency, **{LAUNCH: launch})
         yield made(folder, name, number, ranks, **{LAUNCH: launch, "device": "cpu"})
 
 
-def engine_runs(
-    folder: Path,
-    where: Sequence[tuple[str, int, int, str]] = (
-        ("emulated", 2, 64, "shm"),
-        ("cpu", 2, 64, "shm"),
-        ("emulated", 2, 128, "shm"),
-        ("cpu", 2, 128, "gloo"),
-    ),
-    names: Sequence[str] = FEW,
-    chunks: Sequence[int] = (4, 8),
-    launches: Sequence[int] = (0, 1),
-) -> Rows:
+def engine_runs(folder, where=ENGINES, names=FEW, chunks=(4, 8), launches=(0, 1)) -> Rows:
     for (device, ranks, dim, comms), name, number, launch in product(where, names, chunks, launches):
         for engine in ("compare", "microp"):
             over = 1 + 0.1 * len(name) / number
@@ -185,13 +135,7 @@ def engine_runs(
             yield made(folder, name, number, ranks, **changes, **ratios)
 
 
-def sync_runs(
-    folder: Path,
-    dims: Sequence[int] = (64, 128),
-    buckets: Sequence[float] = (1.0, 25.0),
-    replicas: Sequence[int] = (1, 2),
-    launches: Sequence[int] = (0, 1),
-) -> Rows:
+def sync_runs(folder, dims=(64, 128), buckets=(1.0, 25.0), replicas=(1, 2), launches=(0, 1)) -> Rows:
     ways = ("naive", "flat", "ddp", "torch_ddp", "compare")
     for sync, number, dim, reduce, launch, device in product(
         ways, replicas, dims, ("auto", "ring"), launches, ("cpu", "emulated")
@@ -212,13 +156,7 @@ def sync_runs(
 
 
 def hybrid_runs(
-    folder: Path,
-    names: Sequence[str] = FEW,
-    chunks: Sequence[int] = (2, 4),
-    reduce_ms: Sequence[float] = (5.0, 20.0),
-    ranks: int = 2,
-    replicas: Sequence[int] = (1, 2),
-    launches: Sequence[int] = (0, 1),
+    folder, names=FEW, chunks=(2, 4), reduce_ms=(5.0, 20.0), ranks=2, replicas=(1, 2), launches=(0, 1)
 ) -> Rows:
     for name, number, each, launch, copies in product(names, chunks, reduce_ms, launches, replicas):
         changes = {LAUNCH: launch, "replicas": copies, "config.device.reduce_ms": each}

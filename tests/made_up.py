@@ -57,17 +57,11 @@ def _write(folder: Path, schedule: Schedule, costs: Costs, slower: float) -> Pat
         for span in of_rank:
             actions.setdefault(f"{span.stage}{span.op}", []).append(float(span.end - span.start))
         recorder = RankRecorder(place, rank)
-        recorder.step(
-            {
-                "phase": "measured",
-                "engine": "microp",
-                "action_ms": {key: sum(times) / len(times) for key, times in actions.items()},
-                "recompute_ms": sum(float(costs.recomputation(span.action)) for span in of_rank if span.op in "BI"),
-                "compute_ms": float(busy_ms),
-                "first_start_ns": 0,
-                "last_end_ns": round(float(makespan(spans)) * slower * 1e6),
-            }
-        )
+        rebuilt = sum(float(costs.recomputation(span.action)) for span in of_rank if span.op in "BI")
+        means = {key: sum(times) / len(times) for key, times in actions.items()}
+        step = {"phase": "measured", "engine": "microp", "action_ms": means, "recompute_ms": rebuilt}
+        ends = {"first_start_ns": 0, "last_end_ns": round(float(makespan(spans)) * slower * 1e6)}
+        recorder.step({**step, "compute_ms": float(busy_ms), **ends})
         in_ns = [{key: round(float(getattr(span, key)) * 1e6) for key in MOMENTS} for span in of_rank]
         recorder.spans(0, [span._replace(**moments) for span, moments in zip(of_rank, in_ns, strict=True)])
         recorder.close()
@@ -82,46 +76,19 @@ def run(
 ) -> dict[str, Any]:
     """The row of a run whose actions last as long as `costs` say, in ms, and its trace below `folder`.
 
-    Args:
-        slower: what its step takes longer than that.
-        shared: whether runs with the same trace have it in one folder, in which nothing may then be changed.
+    Its step is `slower` than that. `shared` runs with the same trace have it in one folder: nothing there may change.
     """
     place = (_shared if shared else _write)(folder, schedule, costs, slower)
     name, spans = str(next(_numbers)), _simulated(schedule, costs)
     total, in_flight = float(makespan(spans)) * slower, in_flight_peak(spans)
-    row = {
-        "run_id": name,
-        "question": name,
-        "folder": str(place),
-        "schedule": schedule.name,
-        "chunks": schedule.chunks,
-        "ranks": len(schedule.ranks),
-        "replicas": 1,
-        "model": "mlp",
-        "device": "emulated",
-        "batch_size": 16,
-        "partition": [4] * schedule.stages,
-        "checkpointing": "never",
-        "steps": 1,
-        "step_ms.median": total,
-        "step_ms.p10": total,
-        "step_ms.p90": total,
-        "samples_per_s": 16e3 / total,
-        "bubble.measured": float(bubble_fraction(spans)),
-        "peak_activation_mib": list(map(float, in_flight.values())),
-        "in_flight_peak": list(in_flight.values()),
-        "disturbed": False,
-        LAUNCH: 0,
-        "config.model.name": "mlp",
-        "config.model.layers": 4 * schedule.stages,
-        "config.model.dim": 64,
-        "config.model.dtype": "float32",
-        "config.checkpointing.segments": 0,
-        "config.checkpointing.spare_last": False,
-        "config.device.per": [],
-        "config.device.latency_ms": float(costs.latency),
-        "env.commit": "none",
-        "env.processor": "a machine",
-        "env.cores": 2,
-    }
+    row = {"run_id": name, "question": name, "folder": str(place), "schedule": schedule.name, "steps": 1, LAUNCH: 0}
+    row |= {"chunks": schedule.chunks, "ranks": len(schedule.ranks), "replicas": 1, "batch_size": 16}
+    row |= {"model": "mlp", "device": "emulated", "partition": [4] * schedule.stages, "checkpointing": "never"}
+    row |= {f"step_ms.{key}": total for key in ("median", "p10", "p90")} | {"samples_per_s": 16e3 / total}
+    row |= {"bubble.measured": float(bubble_fraction(spans)), "in_flight_peak": list(in_flight.values())}
+    row |= {"peak_activation_mib": list(map(float, in_flight.values())), "disturbed": False}
+    row |= {"config.model.name": "mlp", "config.model.layers": 4 * schedule.stages, "config.model.dim": 64}
+    row |= {"config.model.dtype": "float32", "config.checkpointing.segments": 0, "config.device.per": []}
+    row |= {"config.checkpointing.spare_last": False, "config.device.latency_ms": float(costs.latency)}
+    row |= {"env.commit": "none", "env.processor": "a machine", "env.cores": 2}
     return {**row, **changes}

@@ -15,8 +15,7 @@ WAYS = (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--moun
 class Mounts:
     """A context with mounts of its own, which end with it; a test that needs it is skipped where that is not allowed.
 
-    Attributes:
-        pid: a process among these mounts, a shell in `folder`.
+    Its `pid` is a process among these mounts, a shell in `folder`.
     """
 
     def __init__(self, folder: Path) -> None:

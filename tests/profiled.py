@@ -12,29 +12,20 @@ from microp.profiling import DIVIDED, UNDIVIDED, Case, Machine, Profile, Transpo
 from microp.profiling.profile import After
 from microp.records import write_profile
 from microp.schedule import Schedule
-from microp.settings import NEVER, Checkpointing, MlpSettings
-from microp.simulator import LayerMemory, LayerTimes, Size, costs_of, simulate
+from microp.settings import NEVER, MlpSettings
+from microp.simulator import LayerMemory, Size, costs_of, simulate
 from microp.trace import Spans
 
 BEGIN, OPTIMIZER, STEPS = 1_000_000, 250_000, 3  # nanoseconds; steps that are equal
 
 
-def case(
-    layers: Sequence[LayerTimes],
-    sizes: Sequence[int],
-    schedule: Schedule,
-    rows: float,
-    checkpointing: Checkpointing = NEVER,
-    **costs: Any,
-) -> Case:
+def case(layers, sizes: Sequence[int], schedule: Schedule, rows: float, checkpointing=NEVER, **costs: Any) -> Case:
     """A case that was simulated: the times of layers in milliseconds, as `costs_of` takes them."""
     spans = simulate(schedule, costs_of(layers, sizes, schedule, checkpointing, **costs))
     return traced(spans, sizes, schedule, rows, checkpointing)
 
 
-def traced(
-    spans: Spans, sizes: Sequence[int], schedule: Schedule, rows: float, checkpointing: Checkpointing = NEVER
-) -> Case:
+def traced(spans: Spans, sizes: Sequence[int], schedule: Schedule, rows: float, checkpointing=NEVER) -> Case:
     """A case that was measured as these spans, in milliseconds."""
     times, steps = [], []
     for rank in range(len(schedule.ranks)):
@@ -63,20 +54,13 @@ def profile(model: MlpSettings, machine: Machine = MACHINE, **changed: Any) -> P
         "date": "2026-11-22T12:00:00+00:00",
         "batch_size": 64,
         "ranks": 2,
-        "rows": rows,
-        "layers": dict.fromkeys(sorted(set(model.kinds)), times),
-        "fixed": dict.fromkeys(times, (0.0, 0.0)),
-        "after": {"forward": dict.fromkeys(("backward", "optimizer"), After((0.5, 0.5), (1.1, 1.1)))},
-        "checkpointed": (0.8, 0.9),
-        "alone": (0.9, 1.0),
-        "crowded": (1.0, 1.0),
-        "transports": {"shm": Transport(0.02, 0.1, 0.01, 0.0), "gloo": Transport(0.1, 0.5, 0.05, 0.0)},
-        "optimizer": (0.2, 0.1),
-        "edges": (0.05, 0.05),
-        "memory": dict.fromkeys((DIVIDED, UNDIVIDED), memory),
-        "spread": {"forward": 0.02},
-        "peak_gflops": 50.0,
     }
+    given |= {"rows": rows, "layers": dict.fromkeys(sorted(set(model.kinds)), times)}
+    given |= {"fixed": dict.fromkeys(times, (0.0, 0.0)), "checkpointed": (0.8, 0.9), "alone": (0.9, 1.0)}
+    given |= {"after": {"forward": dict.fromkeys(("backward", "optimizer"), After((0.5, 0.5), (1.1, 1.1)))}}
+    given |= {"transports": {"shm": Transport(0.02, 0.1, 0.01, 0.0), "gloo": Transport(0.1, 0.5, 0.05, 0.0)}}
+    given |= {"crowded": (1.0, 1.0), "optimizer": (0.2, 0.1), "edges": (0.05, 0.05), "peak_gflops": 50.0}
+    given |= {"memory": dict.fromkeys((DIVIDED, UNDIVIDED), memory), "spread": {"forward": 0.02}}
     return Profile(**{**given, **changed})
 
 

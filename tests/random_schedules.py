@@ -41,7 +41,7 @@ def random_costs(random: Random, schedule: Schedule, transfer: LinkModel | None 
         backward=times(1, 9),
         weight=random.choice(((), times(0, 6))),
         full=random.choice(((), times(1, 15))),
-        latency=random.choice((random.randint(0, 6) * unit, times(0, 6))),
+        latency=random.choice((0, random.randint(0, 6) * unit, times(0, 6), times(0, 30))),
         recompute=random.choice(((), times(0, 5))),
         spared=tuple(m for m in range(schedule.chunks) if random.random() < 0.3),
         boundary=random.choice(((), times(0, 20))),

@@ -23,20 +23,14 @@ EXITS = {"exit": 3, "leave": 0}
 
 
 class Fault(NamedTuple):
-    """What happens to a rank in its third step, and where.
+    """What happens to a rank in its third step, and where: `torch` is the first forward of torch's runtime.
 
-    Attributes:
-        how: `kill`, `stop`, `end`, `interrupt` (by a signal), `hang`, `slow` (runs for a while, then goes on), `raise`,
-            `memory`, or the rank ends itself: `exit` with code 3 and `leave` with code 0 at once, `quit` with code 0 as
-            Python does.
-        where: `forward`, `backward` or `weight_gradient` of a microbatch, `optimizer`, `Trainer`, its constructor, or
-            `torch`, the first forward of torch's runtime.
-        microbatch: the index of that microbatch.
-        rank: the rank; -1 is the last one.
+    A `slow` rank runs for a while and then goes on. A rank ends itself by `exit` with code 3 and `leave` with code 0 at
+    once, by `quit` with code 0 as Python does.
     """
 
-    how: str
-    where: str
+    how: str  # one of SIGNALS or EXITS, `quit`, `hang`, `slow`, `raise`, `memory`
+    where: str  # `forward`, `backward` or `weight_gradient` of a microbatch, `optimizer`, `Trainer`, `torch`
     microbatch: int = 1
     rank: int = -1
 

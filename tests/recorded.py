@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from user import microp
+from user import ran
 
 from microp.records import LAUNCH
 from microp.results import Store
@@ -27,8 +27,7 @@ def small_sweep(folder: Path) -> Path:
 
     They are planned twice: as m_sensitivity, with one point more that is missing, and their first launches as `config`.
     """
-    done = microp("-m", *SMALL, *SWEPT, folder=folder)
-    assert done.returncode == 0, done.stderr
+    ran("-m", *SMALL, *SWEPT, folder=folder)
     outputs = folder / "outputs"
     shutil.rmtree(outputs / "sweeps")
     rows = Store(outputs).runs().to_dict("records")

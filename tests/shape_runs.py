@@ -20,10 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import shapes
 import torch
-from conftest import CHECKPOINTING, small_job
+from conftest import small_job
 from threads import in_threads
 from torch import Tensor, nn
 
+from microp import settings
 from microp.comms import Comms, thread_comms
 from microp.config import own_model
 from microp.job import Job
@@ -31,16 +32,7 @@ from microp.model import open_data
 from microp.model.randomness import derive_seed
 from microp.schedule import Schedule, builders, skewed, uniform
 from microp.schedule.builders import gpipe
-from microp.settings import (
-    AS_WRITTEN,
-    BucketSettings,
-    DeviceSettings,
-    EngineSettings,
-    OwnSettings,
-    SgdSettings,
-    SyncSettings,
-    TextSettings,
-)
+from microp.settings import AS_WRITTEN, BucketSettings, DeviceSettings, EngineSettings, OwnSettings, SgdSettings
 from microp.worker import Trainer
 
 ROWS, CHUNKS, STEPS, RATE, SEED = 9, 4, 3, 0.5, 7  # microbatches of 3, 2, 2 and 2 rows
@@ -50,25 +42,24 @@ WHOLE = ("gpipe", "one_f_one_b")
 CUTS = {"uniform": uniform, "skewed": skewed}
 MODES = ("never", "always")
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
-FLAT = SyncSettings("flat", "library")
-SYNCS = {"flat": FLAT, "naive": SyncSettings("naive", "library"), "ddp": BucketSettings("ddp", "library", 1e-3, 5e-4)}
+FLAT = settings.SyncSettings("flat", "library")
+SYNCS = {
+    "flat": FLAT,
+    "naive": settings.SyncSettings("naive", "library"),
+    "ddp": BucketSettings("ddp", "library", 1e-3, 5e-4),
+}
 _FOLDER = tempfile.TemporaryDirectory()
 
 
 class Case(NamedTuple):
-    """How a shape is run.
-
-    Attributes:
-        sync: how the gradients of two replicas are summed; an empty text for one replica.
-        batches_weights: whether the W of several microbatches are one product, which is another order of summation.
-    """
+    """How a shape is run."""
 
     schedule: str
     cut: str = "uniform"
     mode: str = "never"
     dtype: str = "float32"
-    sync: str = ""
-    batches_weights: bool = False
+    sync: str = ""  # how the gradients of two replicas are summed; an empty text for one replica
+    batches_weights: bool = False  # the W of several microbatches are one product, which is another order of summation
     ranks: int = 2
 
     def __str__(self) -> str:
@@ -88,13 +79,13 @@ class RefusedError(Exception):
 
 
 @cache
-def padded_text() -> TextSettings:
+def padded_text() -> settings.TextSettings:
     """A text of letters whose words are padded with zeros, so that rows have different numbers of them."""
     drawn = random.Random(3)
     words = (bytes(drawn.choices(range(97, 123), k=drawn.randint(1, 6))) for _ in range(2000))
     path = Path(_FOLDER.name) / "padded.txt"
     path.write_bytes(b"".join(word + bytes(drawn.choice((0, 0, 1, 2, 5))) + b" " for word in words))
-    return TextSettings("text", str(path))
+    return settings.TextSettings("text", str(path))
 
 
 @cache
@@ -112,21 +103,10 @@ def job_of(name: str, case: Case) -> Job:
     model = settings_of(name, case.dtype)
     build: Callable[[int, int], Schedule] = getattr(builders, case.schedule)
     schedule = build(case.ranks, CHUNKS if case.ranks < 3 else 2 * case.ranks)
-    return small_job(
-        model=model,
-        schedule=schedule,
-        partition=CUTS[case.cut](model.layers, schedule.stages),
-        checkpointing=CHECKPOINTING[case.mode],
-        data=padded_text(),
-        backend="threads",
-        batch_size=ROWS,
-        learning_rate=RATE,
-        optimizer=SGD,
-        seed=SEED,
-        replicas=2 if case.sync else 1,
-        sync=SYNCS.get(case.sync, FLAT),
-        engine=EngineSettings("microp", case.batches_weights),
-    )
+    given = {"model": model, "schedule": schedule, "data": padded_text(), "backend": "threads", "batch_size": ROWS}
+    given |= {"learning_rate": RATE, "optimizer": SGD, "seed": SEED, "replicas": 2 if case.sync else 1}
+    given |= {"sync": SYNCS.get(case.sync, FLAT), "engine": EngineSettings("microp", case.batches_weights)}
+    return small_job(case.mode, CUTS[case.cut], **given)
 
 
 def trained(job: Job) -> Trained:

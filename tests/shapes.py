@@ -55,26 +55,19 @@ from microp.model import Bits, Layers
 class Shape(NamedTuple):
     """A model function and what is expected of it.
 
-    Attributes:
-        make: the function.
-        expect: `equal`, `refused` or `either`.
-        words: what a refusal says, among other words.
-        reference: what it equals: `plain`, PyTorch with the whole batch at once; or `undivided`, microp on one rank
-            with the same microbatches, for layers whose result depends on the microbatch (random numbers, statistics
-            of the batch).
-        bits: whether it equals the undivided run bit for bit; else to a tolerance, because torch computes it by another
-            kernel where less is asked for: without a graph (LSTM, vmap), or without weights (RMSNorm).
-        changes_buffers: whether a forward changes buffers, so that nothing can be recomputed, and replicas differ.
-        is_slow: whether it takes long to run, so that it meets fewer schedules.
+    A layer whose result depends on the microbatch (random numbers, statistics of the batch) equals `undivided`: microp
+    on one rank with the same microbatches; others equal `plain`, PyTorch with the whole batch at once. Without `bits`
+    the undivided run is equalled to a tolerance, because torch computes it by another kernel where less is asked for:
+    without a graph (LSTM, vmap), or without weights (RMSNorm).
     """
 
     make: Callable[[], Layers]
-    expect: str = "equal"
-    words: str = ""
+    expect: str = "equal"  # or `refused` or `either`
+    words: str = ""  # what a refusal says, among other words
     reference: str = "plain"
     bits: bool = True
-    changes_buffers: bool = False
-    is_slow: bool = False
+    changes_buffers: bool = False  # in a forward, so that nothing can be recomputed, and replicas differ
+    is_slow: bool = False  # it meets fewer schedules
 
 
 SHAPES: dict[str, Shape] = {}
@@ -183,8 +176,6 @@ shape(passed_by_chance, **UNDIVIDED)
 
 
 # --- weights that another module than their owner reads -------------------------------------------------------------
-
-
 @shape
 def fused_qkv_first() -> Layers:
     """The reading layer is the very first one, which gets tokens, and the very last one."""
@@ -267,8 +258,6 @@ def ensemble_by_vmap(own, x):
 
 
 # --- one weight several times ---------------------------------------------------------------------------------------
-
-
 def two_with_one_weight() -> nn.Module:
     one, other = linear(), linear()
     other.weight = one.weight
@@ -290,8 +279,6 @@ def tied_between_layers() -> Layers:
 
 
 # --- parametrizations -----------------------------------------------------------------------------------------------
-
-
 def symmetric() -> nn.Module:
     return Does(lambda own, weight: weight.triu() + weight.triu(1).t())
 
@@ -319,8 +306,6 @@ twice("pruned", lambda: tanh_of(prune.l1_unstructured(linear(), "weight", amount
 
 
 # --- kinds of layers ------------------------------------------------------------------------------------------------
-
-
 def lstm() -> nn.Module:
     return nn.LSTM(WIDTH, WIDTH, batch_first=True)
 
@@ -388,9 +373,7 @@ def normed_dense() -> nn.Module:
 
 
 words_and_places = does(
-    lambda own, x: own.words(x) + own.places,
-    words=lambda: frozen(embedding()),
-    places=lambda: matrix(CONTEXT, WIDTH),
+    lambda own, x: own.words(x) + own.places, words=lambda: frozen(embedding()), places=lambda: matrix(CONTEXT, WIDTH)
 )
 SHAPES["frozen_first_layers"] = Shape(
     lambda: stack(frozen(embedding()), frozen(dense()), frozen(dense()), dense(), dense(), head())
@@ -401,8 +384,7 @@ SHAPES["frozen_middle"] = Shape(
 SHAPES["frozen_head"] = Shape(lambda: stack(embedding(), dense(), dense(), dense(), frozen(head())))
 SHAPES["frozen_embedding_with_positions"] = Shape(lambda: stack(words_and_places(), dense(), dense(), dense(), head()))
 twice(
-    "unused_child",
-    does(lambda own, x: torch.tanh(own.fc(x)), fc=linear, unused=linear, norm=lambda: nn.LayerNorm(3)),
+    "unused_child", does(lambda own, x: torch.tanh(own.fc(x)), fc=linear, unused=linear, norm=lambda: nn.LayerNorm(3))
 )
 twice("frozen_bias", changed(dense, lambda made: made[0].bias.requires_grad_(False)))
 twice("frozen_weight_trained_bias", changed(dense, lambda made: made[0].weight.requires_grad_(False)))
@@ -532,8 +514,6 @@ twice("linear_with_another_forward", changed(linear, replace_forward))
 
 
 # --- checkpoints and compiled code inside a layer ---------------------------------------------------------------------
-
-
 @layer({"expect": "either", "words": "use_reentrant=True"}, inner=lambda: nn.Sequential(linear(), nn.Tanh(), linear()))
 def reentrant_checkpoint_inside(own, x):
     return x + checkpoint(own.inner, x, use_reentrant=True)
@@ -562,8 +542,6 @@ shape(compiled_inside, is_slow=True)
 
 
 # --- hooks ----------------------------------------------------------------------------------------------------------
-
-
 def scale(factor: float) -> Callable[..., Any]:
     """Return a hook that scales the gradients that it is given first."""
     return lambda _, gradients, *__: tuple(factor * gradient for gradient in gradients)
@@ -623,8 +601,6 @@ def hook_on_an_output(own, x):
 
 
 # --- random numbers, and other things that are not the input ----------------------------------------------------------
-
-
 def drawing(draw: Callable[[Tensor], Tensor | float]) -> Callable[[], nn.Module]:
     """A layer that multiplies by what it draws."""
     return does(lambda own, x: torch.tanh(own.fc(x)) * draw(x), fc=linear)
@@ -656,8 +632,6 @@ twice(
 
 
 # --- layers that read what is not their own ---------------------------------------------------------------------------
-
-
 @refuse("layer 0")
 def reads_another_layer_in_a_list() -> Layers:
     """A head that holds the embedding in a list, so that it owns nothing of it."""
@@ -718,7 +692,6 @@ def buffer_of_another_weight() -> Layers:
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
-
 NOT_ROWS = refused("mean over the rows")
 
 

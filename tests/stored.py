@@ -55,16 +55,8 @@ def store_run(
 ) -> str:
     """Write one attempt and return its run's id.
 
-    Args:
-        outputs: the outputs folder.
-        overrides: the configuration, as it is typed.
-        step_ms: the median time of its steps.
-        spread: their p10 and p90, relative to it.
-        status: `running` has no summary.
-        minute: when it started, after noon.
-        message: why it failed.
-        env: what differs from ENV.
-        summary: what differs from a usual summary.
+    `spread` is the p10 and p90 of its steps, relative to their median; it started so many minutes after noon; `env` and
+    `summary` are what differs from ENV and a usual summary, which a `running` one has not.
     """
     asked, job = _asked(overrides)
     attempt = new_attempt(outputs / "runs", job.run_id)
@@ -76,24 +68,15 @@ def store_run(
         return job.run_id
     write_steps(attempt, job.processes)
     done = status == "finished"
-    numbers = {
-        "schema_version": 2,
-        "run_id": job.run_id,
-        "question_id": job.question_id,
-        "status": status,
-        "schedule": job.schedule.name,
-        "chunks": job.schedule.chunks,
-        "ranks": job.ranks,
-        "replicas": job.replicas,
-        "step_ms": {"median": step_ms, "p10": spread[0] * step_ms, "p90": spread[1] * step_ms, "n": 10}
-        if done
-        else None,
-        "samples_per_s": job.batch_size / step_ms * 1e3 if done else None,
-        "bubble": {"measured": 0.2 if done else None, "closed_form": 0.2},
-        "replayed": {"step_ms": 0.97 * step_ms if done else None, "bubble": 0.2},
-        "peak_memory_mib": [30.0 + job.schedule.chunks, 20.0] if done else None,
-        "peak_activation_mib": [4.0, 2.0] if done else None,
-        "loss": {"first": 4.0, "last": 3.5} if done else None,
-    }
+    numbers = {"schema_version": 2, "run_id": job.run_id, "question_id": job.question_id, "status": status}
+    numbers |= {"schedule": job.schedule.name, "chunks": job.schedule.chunks, "ranks": job.ranks}
+    steps = {"median": step_ms, "p10": spread[0] * step_ms, "p90": spread[1] * step_ms, "n": 10}
+    numbers |= {"replicas": job.replicas, "step_ms": steps if done else None}
+    numbers |= {"samples_per_s": job.batch_size / step_ms * 1e3 if done else None}
+    numbers |= {"bubble": {"measured": 0.2 if done else None, "closed_form": 0.2}}
+    numbers |= {"replayed": {"step_ms": 0.97 * step_ms if done else None, "bubble": 0.2}}
+    numbers |= {"peak_memory_mib": [30.0 + job.schedule.chunks, 20.0] if done else None}
+    numbers |= {"peak_activation_mib": [4.0, 2.0] if done else None}
+    numbers |= {"loss": {"first": 4.0, "last": 3.5} if done else None}
     write_json(attempt / "summary.json", {**numbers, **summary})
     return job.run_id

@@ -65,13 +65,10 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(tmp_path, capsys, monke
     assert lines[-1].startswith("5 of the parts failed; all figures are in ")
 
 
-def test_no_part_begins_too_late(tmp_path, capsys, monkeypatch):
+def test_no_part_begins_too_late_and_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu_run, "LAST_START_S", -1)
     assert gpu_run.try_all(Card("cpu", 1, tmp_path), {"late": (1, lambda _: exit(3))}) == 0
     assert "no part begins after -1 s" in capsys.readouterr().out
-
-
-def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu_run.main() == 0
     assert capsys.readouterr().out == "torch sees no GPU here, so there was nothing to try\n"

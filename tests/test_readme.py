@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from user import SMALL, add_model, add_schedule, microp, read, readme_block
+from user import SMALL, add_model, add_schedule, microp, ran, read, readme_block
 
 from microp import Run
 from microp.schedule.builders import gpipe
@@ -43,15 +43,13 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
 
 def test_a_schedule_is_one_function_and_one_yaml_file(folder):
     [command] = re.findall(r"`python -m microp.run (-cd . schedule=mine schedule.group=3)`", README)
-    done = microp(*command.split(), *SMALL, "chunks=5", folder=folder)
-    assert done.returncode == 0, done.stderr
+    ran(*command.split(), *SMALL, "chunks=5", folder=folder)
     [attempt] = (folder / "outputs" / "runs").glob("mine-m5-k2-*/attempt-1")
     assert read(attempt / "summary.json")["in_flight_peak"] == [3, 3]
 
 
 def test_it_is_priced_and_its_keys_are_typed(folder):
-    done = microp("-cd", ".", "schedule=mine", "output=json", folder=folder, program="microp.simulate")
-    assert done.returncode == 0, done.stderr
+    done = ran("-cd", ".", "schedule=mine", "output=json", folder=folder, program="microp.simulate")
     assert '"in_flight_peak": [2, 2]' in done.stdout
     wrong = microp("-cd", ".", "schedule=mine", "schedule.group=two", folder=folder)
     assert wrong.returncode == 2
@@ -61,16 +59,14 @@ def test_it_is_priced_and_its_keys_are_typed(folder):
 def test_a_model_is_one_function_and_one_yaml_file(folder):
     [command] = re.findall(r"`python -m microp.run (-cd . model=words model.blocks=6 schedule=zb_h1)`", README)
     small = ["batch_size=8", "steps=3", "warmup_steps=1", "data.path=words.py", "snapshot.final=true"]
-    done = microp(*command.split(), *small, folder=folder)
-    assert done.returncode == 0, done.stderr
+    ran(*command.split(), *small, folder=folder)
     [attempt] = (folder / "outputs" / "runs").glob("zb_h1-m4-k2-*/attempt-1")
     summary = read(attempt / "summary.json")
     assert (summary["partition"], summary["model"]) == ([4, 4], "words")
     assert all(peak > 0 for peak in read(attempt / "predicted.json")["peak_memory_mib"])
     assert "model:\n  name: words\n  builder: words.transformer\n" in (attempt / "config.yaml").read_text()
     (folder / "words.py").write_text((folder / "words.py").read_text() + "\n# another version\n")
-    other = microp(*command.split(), *small, "dry_run=true", folder=folder)
-    assert other.returncode == 0
+    other = ran(*command.split(), *small, "dry_run=true", folder=folder)
     assert attempt.parent.name not in other.stdout
 
 
@@ -82,8 +78,7 @@ def test_a_model_brings_its_data_and_goes_on_where_it_was(folder):
     for steps, more in ((6, ()), (3, ("snapshot.every=3",)), (6, ("snapshot.path={}", "seed=0"))):
         runs = folder / "outputs" / f"{steps}{len(more)}"
         given = [word.format(attempt) for word in more]  # the one before
-        done = microp(*words, f"steps={steps}", *given, f"output_dir={runs}", "tracking=disabled", folder=folder)
-        assert done.returncode == 0, done.stderr
+        ran(*words, f"steps={steps}", *given, f"output_dir={runs}", "tracking=disabled", folder=folder)
         [attempt] = runs.glob("runs/*/attempt-1")
         rows = Run(attempt).steps
         losses[steps, len(more)] = dict(rows[rows.loss.notna() & (rows.phase == "measured")].groupby("step").loss.sum())

@@ -36,12 +36,6 @@ def train(job: Job, comms: Comms) -> tuple[list[float], dict[int, list[Tensor]]]
     return losses, {index: monolith.gradients_of(layer) for index, layer in trainer.layers.items()}
 
 
-def train_all(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
-    """(losses, digest of each layer's gradients) of every job, one after the other."""
-    results = [train(job, comms) for job in jobs]
-    return [(losses, {index: digest(layer) for index, layer in gradients.items()}) for losses, gradients in results]
-
-
 def train_all_tensors(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
     return [train(job, comms) for job in jobs]
 
@@ -70,19 +64,12 @@ def peak_memory(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, 
 
 
 class Left(NamedTuple):
-    """What a rank has after some steps with replicas.
+    """What a rank has after some steps with replicas."""
 
-    Attributes:
-        losses: its share of each step's loss; empty, but on a pipeline's last rank.
-        bits: for each of its layers a digest of the gradients and of the weights.
-        gradients: on the first replica, for each of its layers.
-        inputs: a digest of the last batch's inputs, where it has the first stage.
-    """
-
-    losses: list[float]
-    bits: dict[int, tuple[str, str]]
-    gradients: dict[int, list[Tensor]]
-    inputs: str | None
+    losses: list[float]  # its share of each step's loss; empty, but on a pipeline's last rank
+    bits: dict[int, tuple[str, str]]  # for each of its layers a digest of the gradients and of the weights
+    gradients: dict[int, list[Tensor]]  # on the first replica, for each of its layers
+    inputs: str | None  # a digest of the last batch's inputs, where it has the first stage
 
 
 def train_replica(job: Job, comms: Comms) -> Left:

@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from warm import Command
@@ -25,9 +26,33 @@ def microp(*arguments: str, folder: Path, program: str = "microp.run", inside: i
     return subprocess.CompletedProcess([program, *arguments], begun.returncode, out, err)
 
 
+def ran(*arguments: str, **given):
+    """Run a command of microp, which ends well."""
+    done = microp(*arguments, **given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def begin(*arguments: str, folder: Path, program: str = "microp.run", inside: int = 0, **environment: str) -> Command:
     """Start a command of microp as `microp`, and do not wait for it; `inside` is a process that has its namespaces."""
-    return Command(program, list(arguments), folder, environment_of(folder, environment), inside)
+    own = environment_of(folder, environment)
+    return Inside(inside, program, arguments, folder, own) if inside else Command(program, [*arguments], folder, own)
+
+
+class Inside(subprocess.Popen):
+    """A command in the namespaces of another process, used as `Command`; it is an interpreter of its own."""
+
+    def __init__(self, other: int, program: str, arguments: Sequence[str], folder: Path, own: dict[str, str]) -> None:
+        self._output = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115 (they live as long as it)
+        enter = ["nsenter", f"--target={other}", "--all", "env", f"--chdir={folder}", sys.executable, "-m", program]
+        super().__init__([*enter, *arguments], env=own, stdout=self._output[0], stderr=self._output[1])
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, ...]:
+        self.wait(timeout)
+        return tuple(os.pread(file.fileno(), 2**24, 0).decode() for file in self._output)
+
+    def said(self) -> str:
+        return "".join(os.pread(file.fileno(), 2**24, 0).decode() for file in self._output)
 
 
 def torchrun(ranks: int, *arguments: str, folder: Path, program: str = "microp.run", **environment: str):

@@ -8,19 +8,16 @@
 A command and its server of ranks would import torch for two seconds each, and there are hundreds of commands. The
 forked process is what `python -m module` is to the command: its own folder, arguments, environment and output. The
 packages are there already, also for the ranks; what `terminal` reads of the environment when it is imported is read
-anew. torchrun's ranks are forks of torchrun; a command can be in the namespaces of another process.
-"""
+anew."""
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import importlib
 import multiprocessing
 import multiprocessing.forkserver as forkserver
 import os
-import platform
 import runpy
 import signal
 import subprocess
@@ -33,28 +30,21 @@ from multiprocessing import process, resource_tracker
 from pathlib import Path
 
 LONGEST_S = 300  # a command that has not ended then hangs: it writes the stacks of its threads, and ends with code 1
-HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # of torchrun's ranks
 MAIN = multiprocessing.current_process()  # as it is to a process that a user starts
 WITHOUT_RANKS = ("analysis", "microp.import_trace", "microp.order", "microp.plan", "microp.runs", "microp.simulate")
 
 
 class Command:
-    """A command that runs, used like a `subprocess.Popen` whose output is captured as text.
+    """A command that runs, used like a `subprocess.Popen` whose output is captured as text."""
 
-    Attributes:
-        pid: its process.
-    """
-
-    def __init__(
-        self, module: str, arguments: list[str], folder: Path, environment: Mapping[str, str], inside: int = 0
-    ) -> None:
-        """Start `python -m module arguments` in a folder; `inside` is the process whose namespaces it gets."""
+    def __init__(self, module: str, arguments: list[str], folder: Path, environment: Mapping[str, str]) -> None:
+        """Start `python -m module arguments` in a folder."""
         self._words = [module, *arguments]
         self._files = tempfile.TemporaryDirectory()
         self._output = [Path(self._files.name, name) for name in ("out", "err")]
         for path in self._output:
             path.touch()
-        given = (module, arguments, str(folder), dict(environment), [str(path) for path in self._output], inside)
+        given = (module, arguments, str(folder), dict(environment), [str(path) for path in self._output])
         self._process = multiprocessing.get_context("forkserver").Process(target=_become, args=given, daemon=True)
         self._process.start()
         self.pid = self._process.pid
@@ -76,11 +66,7 @@ class Command:
         return "".join(path.read_text() for path in self._output)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait until the command has ended, and return what it wrote to standard output and standard error.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended within `timeout` seconds.
-        """
+        """Wait until the command has ended, and return what it wrote to standard output and standard error."""
         self._process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self._words, timeout or 0)
@@ -88,9 +74,7 @@ class Command:
         return out, err
 
 
-def _become(
-    module: str, arguments: list[str], folder: str, environment: dict[str, str], output: list[str], inside: int
-) -> None:
+def _become(module: str, arguments: list[str], folder: str, environment: dict[str, str], output: list[str]) -> None:
     """Turn this forked process into the command; it does not return."""
     try:
         for number, path in enumerate((os.devnull, *output)):
@@ -103,16 +87,13 @@ def _become(
         process._current_process, process._parent_process = MAIN, None  # a command is nobody's child, and has ranks
         forkserver._forkserver.__init__()  # the tests' server, and the tracker of what they share, are not its own
         resource_tracker._resource_tracker.__init__()
-        if inside:
-            _enter(inside)
         faulthandler.dump_traceback_later(LONGEST_S, exit=True, file=2)
         os.chdir(folder)
-        _set_environment(environment)
+        os.environ.clear()
+        os.environ.update(environment)
         _open_consoles()
         if not (module.startswith(WITHOUT_RANKS) or {"comms=threads", "tracking=disabled"} <= {*arguments}):
             _start_ranks_from_here()
-        if module == "torch.distributed.run":
-            importlib.import_module(HANDLER).Popen = _Rank
         added = environment.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:] = [folder, *added, *(path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix)))]
         if any(Path(path, "hydra_plugins").is_dir() for path in added):  # tests may have looked for plugins already
@@ -122,11 +103,6 @@ def _become(
         traceback.print_exc()
         os._exit(1)
     _run(module, arguments)
-
-
-def _set_environment(environment: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 def _open_consoles() -> None:
@@ -157,53 +133,6 @@ def _run(module: str, arguments: list[str]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-NAMESPACES = {  # the kinds, as setns wants them; the first one gives the right to enter the others
-    "user": 0x10000000,
-    "mnt": 0x00020000,
-    "uts": 0x04000000,
-    "net": 0x40000000,
-    "time": 0x00000080,
-    "pid": 0x20000000,
-}
-
-
-def _enter(other: int) -> None:
-    """Go on in the namespaces of another process, in a child where those of the processes differ."""
-    own, its = (Path(f"/proc/{each}/ns") for each in ("self", other))
-    kinds = [kind for kind in NAMESPACES if (own / kind).readlink() != (its / kind).readlink()]
-    opened = {kind: os.open(its / kind, os.O_RDONLY | os.O_CLOEXEC) for kind in kinds}
-    system = ctypes.CDLL(None, use_errno=True)
-    platform._uname_cache = None  # the name of the host that it was
-    for kind, descriptor in opened.items():
-        if system.setns(descriptor, NAMESPACES[kind]):
-            raise OSError(ctypes.get_errno(), f"setns {kind}")
-        os.close(descriptor)
-    if "pid" in kinds and (child := os.fork()):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: os.kill(child, number))
-        _, status = os.waitpid(child, 0)
-        os._exit(os.waitstatus_to_exitcode(status) % 256)
-    elif "pid" in kinds:
-        system.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
-
-
-class _Rank(subprocess.Popen):
-    """`python -u -m module arguments`, which torchrun starts: a fork of torchrun instead."""
-
-    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *_):
-        self.pid = os.fork()
-        self._child_created = True
-        if self.pid:
-            return
-        os.setsid()
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the agent's sockets
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        _set_environment(env)
-        _, _, _, module, *arguments = args
-        _run(module, arguments)
 
 
 def _start_ranks_from_here() -> None:

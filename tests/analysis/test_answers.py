@@ -33,13 +33,7 @@ def took(schedule, costs) -> float:
     return float(makespan(simulate(schedule, costs)))
 
 
-def test_without_runs_there_is_no_answer():
-    assert [answer_of(name, Made([])) for name in (*EXPERIMENTS, *OVER_ALL_RUNS)] == [""] * 10
-
-
 # --- one experiment each --------------------------------------------------------------------------------
-
-
 SAID = {  # of `CASES[name].few`, with F = 5 and B = 10 ms, K = 2
     "m_sensitivity": (
         "Real compute, K = 2, batch fixed: from M = 1 to 16 the bubble of gpipe goes from 0.500 [0.500, 0.500] to "
@@ -91,16 +85,12 @@ def m_runs(folder, few=STEADY, many=STEADY):
     return Made(rows)
 
 
-def test_one_launch_has_times_and_no_verdict(tmp_path):
+def test_one_launch_and_launches_that_differ_too_much_have_no_verdict(tmp_path):
     said = answer_of("m_sensitivity", m_runs(tmp_path, (1.0,), (1.0,)))
     assert "goes from 0.750 to 0.273 (closed" in said
     assert "a step with M = 8 takes 165 ms, against 480 ms for one with M = 1." in said
     assert said.endswith(ONE)
-    assert "[" not in said
-    assert "faster" not in said
-
-
-def test_launches_that_differ_too_much_have_no_winner(tmp_path):
+    assert [text for text in ("[", "faster") if text in said] == []
     said = answer_of("m_sensitivity", m_runs(tmp_path, many=(0.6, 4.0, 1.0)))
     assert "too noisy to say" in said
     assert "more launches each (repeat=3" in said
@@ -135,8 +125,6 @@ def test_prediction_says_what_was_known_before_the_run(tmp_path):
 
 
 # --- a sweep of one's own -------------------------------------------------------------------------------
-
-
 def own(folder, slower=STEADY, **changes):
     """GPipe with 2 and 8 microbatches of the same 16 rows, on two ranks: steps of 90 and 67.5 ms."""
     rows = []
@@ -165,9 +153,6 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     assert said.startswith("Fastest of 2 points (disturbed: 1 of 2): 8 with 135 ms per step (disturbed), ")
     said = sweep.answer(own(tmp_path, (0.9, 1.0, 1.1)), ["chunks"])
     assert "(spread too wide: 2 of 2): 8 with 135 ms per step [122, 148] (its spread is too wide), with" in said
-
-
-def test_of_two_disturbed_points_none_is_called_the_faster_one(tmp_path):
     rows = own(tmp_path, (0.99, 1.0, 1.01), disturbed=True)
     two, eight = (rows[rows["chunks"] == chunks] for chunks in (2, 8))
     assert versus("8", eight, "2", two) == "8 takes 135 ms, against 180 ms for 2 (disturbed)"
@@ -180,15 +165,11 @@ def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):
     said = sweep.answer(rows, ["chunks"])
     assert f"Fastest of 2 points: 2 with {180 / 64:.2f} ms per row of the batch" in said
     assert f"slowest: 8 with {135 / 16:.2f} ms per row" in said
-
-
-def test_a_sweep_over_batch_sizes_is_compared_by_the_row(tmp_path):
-    """The exhibit names the values of a key, and counts with them too."""
-    rows = [
+    batches = [
         made(tmp_path, "gpipe", chunks, **{"batch_size": size, "config.batch_size": size})
         for size, chunks in product((16, 32), (4, 8))
-    ]
-    assert "batch_size=16, chunks=8" in sweep.exhibit(Made(rows).runs(), "own", "Own").answer
+    ]  # the exhibit names the values of a key, and counts with them too
+    assert "batch_size=16, chunks=8" in sweep.exhibit(Made(batches).runs(), "own", "Own").answer
 
 
 def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_path):
@@ -202,15 +183,15 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
 
 
 # --- what is missing -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_with_runs_has_an_answer_or_says_what_is_missing(name, tmp_path):
-    row = run(tmp_path, gpipe(2, 4), equal(2, 5, 10), device="cpu", sync="ddp")
-    row |= {"config.sync.all_reduce": "auto", "config.model.name": "mlp", "config.model.layers": 8}
-    said = answer_of(name, Made([row]))
-    assert said.startswith("The finished runs do not answer the question yet: it needs ")
-    assert said.endswith(f". `python -m microp.run -cn {name}` runs what is missing.")
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *OVER_ALL_RUNS])
+def test_without_runs_there_is_no_answer_and_with_too_few_it_says_what_is_missing(name, tmp_path):
+    assert answer_of(name, Made([])) == ""
+    if name in EXPERIMENTS:
+        row = run(tmp_path, gpipe(2, 4), equal(2, 5, 10), device="cpu", sync="ddp")
+        row |= {"config.sync.all_reduce": "auto", "config.model.name": "mlp", "config.model.layers": 8}
+        said = answer_of(name, Made([row]))
+        assert said.startswith("The finished runs do not answer the question yet: it needs ")
+        assert said.endswith(f". `python -m microp.run -cn {name}` runs what is missing.")
 
 
 def test_a_sweep_over_engines_says_how_they_compare_in_turn(tmp_path):

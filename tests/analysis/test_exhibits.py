@@ -19,38 +19,38 @@ from microp.results import Store, records
 from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 
+
 # --- what the figures say --------------------------------------------------------------------------------
-
-
 def made_up(folder: Path, slowest: float = 1.0) -> Made:
     """K = 4, M = 1 to 32 rows, two launches, times by GPipe's formula; `slowest`: the second launch at M = 8."""
-    rows = [
-        made(
-            folder,
-            "gpipe",
-            chunks,
-            4,
-            slower=slowest if chunks == 8 and launch else 1.0,
-            question=str(chunks),
-            **{LAUNCH: launch, "config.device.per": ["layer", "row"], "peak_activation_mib": [float(chunks)] * 4},
-        )
-        for chunks in (1, 2, 4, 8, 16, 32)
-        for launch in (0, 1)
-    ]
+    rows = []
+    for chunks, launch in product((1, 2, 4, 8, 16, 32), (0, 1)):
+        more = {LAUNCH: launch, "config.device.per": ["layer", "row"], "peak_activation_mib": [float(chunks)] * 4}
+        slower = slowest if chunks == 8 and launch else 1.0
+        rows.append(made(folder, "gpipe", chunks, 4, slower=slower, question=str(chunks), **more))
     return Made(rows)
 
 
-def test_the_seeds_examples_are_in_the_table(tmp_path):
-    table = by_stem(m_sensitivity.exhibits(made_up(tmp_path)))["m-sensitivity-bubble"].table.set_index("chunks")
-    assert table.loc[4, "as fraction"] == "3/7"
-    assert table.loc[32, "as fraction"] == "3/35"
+def drawn_m(store: Made) -> dict:
+    return by_stem(m_sensitivity.exhibits(store))
 
 
-def test_the_fit_finds_the_depth(tmp_path):
+def hollow(axes) -> list[float]:
+    lines = [line for axis in axes for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
+    return [x for line in lines for x in line.get_xdata()]
+
+
+def test_the_table_has_fractions_and_the_fit_finds_the_depth(tmp_path):
     """T = (M + 3) (F + B): a/b + 1 = 4."""
-    [line] = by_stem(m_sensitivity.exhibits(made_up(tmp_path)))["m-sensitivity-depth"].table.to_dict("records")
-    assert (line["a"], line["b"]) == pytest.approx((45, 15))
-    assert (line["depth"], line["formula"]) == pytest.approx((4, 4))
+    store = made_up(tmp_path)
+    fractions = drawn_m(store)["m-sensitivity-bubble"].table.set_index("chunks")["as fraction"]
+    assert (fractions[4], fractions[32]) == ("3/7", "3/35")
+    [line] = drawn_m(store)["m-sensitivity-depth"].table.to_dict("records")
+    assert (line["a"], line["b"], line["depth"], line["formula"]) == pytest.approx((45, 15, 4, 4))
+    few = drawn_m(Made(store.rows[store.rows["chunks"].isin((1, 4, 16))]))["m-sensitivity-depth"]
+    assert [label.get_text() for label in few.figure.axes[0].get_xticklabels()] == ["1", "4", "16"]
+    assert few.title == "Step time against M"
+    assert "No line is fitted" in few.caption
 
 
 def test_the_monolith_is_the_run_of_the_same_work(tmp_path):
@@ -64,18 +64,17 @@ def test_the_monolith_is_the_run_of_the_same_work(tmp_path):
     for row in alone:
         row |= {"config.device.per": ["layer", "row"], "config.model.layers": 4}
     store = Made(pd.concat([pipeline, pd.DataFrame(alone)], ignore_index=True))
-    table = by_stem(m_sensitivity.exhibits(store))["m-sensitivity-speed-up"].table.set_index("chunks")
+    table = drawn_m(store)["m-sensitivity-speed-up"].table.set_index("chunks")
     assert table["speed_up"].to_dict() == pytest.approx({4: 240 / 105, 32: 1920 / 525})
     assert table["formula"].tolist() == pytest.approx(table["speed_up"].tolist())
 
 
-@pytest.mark.parametrize(("slowest", "hollow"), [(1.05, []), (1.2, [8])])
-def test_a_point_that_is_too_wide_is_drawn_hollow(tmp_path, slowest, hollow):
-    exhibit = by_stem(m_sensitivity.exhibits(made_up(tmp_path, slowest)))["m-sensitivity-depth"]
-    lines = [line for line in exhibit.figure.axes[0].get_lines() if line.get_markerfacecolor() == "white"]
-    assert [x for line in lines for x in line.get_xdata()] == hollow
-    names = [text.get_text() for legend in exhibit.figure.legends for text in legend.get_texts()]
-    assert ("hollow: disturbed, or spread too wide" in names) == bool(hollow)
+@pytest.mark.parametrize(("slowest", "wide"), [(1.05, []), (1.2, [8])])
+def test_a_point_that_is_too_wide_is_drawn_hollow(tmp_path, slowest, wide):
+    figure = drawn_m(made_up(tmp_path, slowest))["m-sensitivity-depth"].figure
+    assert hollow(figure.axes[:1]) == wide
+    names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert ("hollow: disturbed, or spread too wide" in names) == bool(wide)
 
 
 def test_a_disturbed_time_is_drawn_hollow_and_memory_is_not(tmp_path):
@@ -89,23 +88,6 @@ def test_a_disturbed_time_is_drawn_hollow_and_memory_is_not(tmp_path):
     assert [stem for stem, lines in hollow.items() if "depth" in stem and lines]
     assert not [stem for stem, lines in hollow.items() if "memory" in stem and lines]
     assert all("disturbed" in found[stem].table for stem in hollow)
-
-
-def test_the_ticks_of_step_times_are_the_numbers_of_microbatches(tmp_path):
-    every = made_up(tmp_path).rows
-    exhibit = by_stem(m_sensitivity.exhibits(Made(every[every["chunks"].isin((1, 4, 16))])))["m-sensitivity-depth"]
-    axis = exhibit.figure.axes[0]
-    assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "4", "16"]
-    assert exhibit.title == "Step time against M"
-    assert "No line is fitted" in exhibit.caption
-
-
-def test_a_prediction_of_a_disturbed_run_is_drawn_hollow(tmp_path):
-    table = forecasts(runs(("gpipe", 4, 110, 100), ("1f1b", 4, 90, 100)).assign(disturbed=[True, False]))
-    assert table.set_index("schedule")["measured.wide"].to_dict() == {"gpipe": True, "1f1b": False}
-    _, [axis] = plot.panels(1)
-    prediction.scatter(axis, table, "predicted")
-    assert [line.get_xdata().tolist() for line in axis.get_lines() if line.get_markerfacecolor() == "white"] == [[100]]
 
 
 def test_a_sweep_says_what_is_the_same_in_all_its_runs(tmp_path):
@@ -164,24 +146,17 @@ def test_rank_time_adds_up(outputs):
 
 
 # --- a timeline's text -------------------------------------------------------------------------------------
-
-
-def test_the_table_of_times_adds_up_each_rank():
+def test_the_table_of_times_adds_up_each_rank_fits_a_terminal_and_has_what_is_not_zero():
     lines = time_table({"compute": [1.0, 2.0], "warmup": [0.5, 0.25]}).splitlines()
     assert lines[0].split() == ["ms", "compute", "warmup", "sum"]
     assert [line.split()[2:] for line in lines[1:3]] == [["1.00", "0.50", "1.50"], ["2.00", "0.25", "2.25"]]
-
-
-def test_the_table_of_times_fits_a_terminal_and_has_what_is_not_zero():
     kinds = ("compute", "optimizer", "transfer", "warmup", "steady", "drain", "host", "reduction")
-    table = time_table({**dict.fromkeys(kinds, [500.0] * 4), "recompute": [0.001] * 4}, 80)
-    assert [len(line) <= 80 for line in table.splitlines()] == [True] * 5
-    assert table.split("\n")[0].split() == ["ms", *kinds, "sum"]
+    lines = time_table({**dict.fromkeys(kinds, [500.0] * 4), "recompute": [0.001] * 4}, 80).splitlines()
+    assert [len(line) <= 80 for line in lines] == [True] * 5
+    assert lines[0].split() == ["ms", *kinds, "sum"]
 
 
 # --- bars that lie side by side -------------------------------------------------------------------
-
-
 def drawn(rows: list[dict]) -> tuple[dict[str, list[str]], rank_time.Exhibit]:
     """The names of the bars in each panel, by the panel's title on one line."""
     for number, row in enumerate(rows):
@@ -208,19 +183,19 @@ def test_every_key_in_which_runs_differ_is_named(tmp_path):
     assert {"engine.name", "learning_rate", "model.dim", "data.path"} <= set(exhibit.table)
 
 
-def test_a_schedules_own_keys_are_in_the_names_of_its_bars(tmp_path):
+def test_a_panels_title_and_the_names_of_bars_have_what_tells_them_from_the_others(tmp_path):
+    """A schedule's own keys; the batch grows with M, as the number of steps does, and one bar's times are disturbed."""
     rows = [made(tmp_path, "mine", 8, **{"config.schedule.group": group}) for group in (2, 4)]
     panels, _ = drawn([*rows, made(tmp_path, "gpipe", 8)])
     assert panels == {"emulated, mlp, K = 2, M = 8": ["gpipe", "mine, group=2", "mine, group=4"]}
-
-
-def test_a_panels_title_has_only_what_tells_it_from_the_others(tmp_path):
-    """The batch grows with M, as the number of steps does, and of one bar the times are disturbed."""
     rows = [made(tmp_path, "gpipe", chunks, **{"config.steps": chunks}, disturbed=chunks == 8) for chunks in (4, 8)]
     exhibit = drawn([{**row, "config.batch_size": row["batch_size"]} for row in rows])[1]
     shown = {axis.get_title(loc="left"): axis.get_yticklabels()[0].get_text() for axis in exhibit.figure.axes}
     assert sorted(shown) == ["emulated, mlp, K = 2, M = 4", "emulated, mlp, K = 2, M = 8"]
     assert ["disturbed" in name for _, name in sorted(shown.items())] == [False, True]
+    rows = [made(tmp_path, "gpipe", 8, latency=latency, question=str(latency)) for latency in (0, 2)]
+    [exhibit] = prediction.exhibits(Made(rows))  # so has the table of replays
+    assert sorted(exhibit.table["device.latency_ms"]) == [0, 2]
 
 
 def test_of_more_configurations_than_have_room_the_caption_says_so(tmp_path):
@@ -233,40 +208,16 @@ def test_of_more_configurations_than_have_room_the_caption_says_so(tmp_path):
     assert exhibit.figure.get_figheight() < 10
 
 
-def test_the_table_of_replays_names_what_runs_differ_in(tmp_path):
-    rows = [made(tmp_path, "gpipe", 8, latency=latency) for latency in (0, 2)]
-    [exhibit] = prediction.exhibits(Made([{**row, "question": str(n)} for n, row in enumerate(rows)]))
-    assert sorted(exhibit.table["device.latency_ms"]) == [0, 2]
-
-
 # --- forecasts ------------------------------------------------------------------------------------
-
-
 def runs(*rows: tuple[str, int, float, float], launches: int = 1, **changes) -> pd.DataFrame:
     """Runs by schedule, microbatches, predicted and measured ms; each further launch takes 2 % longer."""
-    return pd.DataFrame(
-        [
-            {
-                "question": f"{schedule}-{chunks}",
-                "schedule": schedule,
-                "chunks": chunks,
-                "ranks": 2,
-                "replicas": 1,
-                "partition": [8, 8],
-                "checkpointing": "never",
-                "model": "mlp",
-                "device": "cpu",
-                "batch_size": 256,
-                "config.model.dim": 64,
-                "predicted.step_ms": predicted,
-                "replayed.step_ms": measured,
-                "step_ms.median": measured * (1 + 0.02 * launch),
-                **changes,
-            }
-            for schedule, chunks, predicted, measured in rows
-            for launch in range(launches)
-        ]
-    )
+    names = ("schedule", "chunks", "predicted.step_ms", "replayed.step_ms")
+    frame = pd.DataFrame([(*row, launch) for row in rows for launch in range(launches)], columns=[*names, "launch"])
+    same = {"ranks": 2, "replicas": 1, "checkpointing": "never", "model": "mlp", "device": "cpu", "batch_size": 256}
+    frame = frame.assign(**same, partition=[[8, 8]] * len(frame), **{"config.model.dim": 64})
+    frame["question"] = frame["schedule"] + "-" + frame["chunks"].astype(str)
+    frame["step_ms.median"] = frame["replayed.step_ms"] * (1 + 0.02 * frame["launch"])
+    return frame.assign(**changes)
 
 
 def test_errors_are_relative_and_of_the_median_launch():
@@ -295,30 +246,26 @@ def test_baselines_know_the_other_configurations_only():
     assert set(summary(table.reset_index())["forecast"]) == {"replayed", "predicted", "closed bubble", "FLOPs", "mean"}
 
 
-def test_what_was_not_predicted_is_left_out():
+def test_what_was_not_predicted_is_left_out_and_a_run_without_an_end_changes_nothing():
     assert forecasts(pd.DataFrame({"run_id": ["a"]})).empty
     assert forecasts(runs(("gpipe", 4, 1, 2), replicas=2)).empty
     assert forecasts(runs(("gpipe", 4, None, 2))).empty
-
-
-def test_a_run_without_an_end_changes_nothing():
     finished = runs(("gpipe", 4, 110, 100), ("1f1b", 4, 90, 100))
     killed = pd.DataFrame([{"question": "gpipe-8", "schedule": "gpipe", "model": "mlp", "device": "cpu"}])
     assert forecasts(pd.concat([finished, killed])).equals(forecasts(finished))
 
 
-def test_a_caption_has_bars_only_where_launches_repeat():
-    runs = pd.DataFrame({"question": ["a", "a", "b"]})
-    assert markers(runs).startswith("Markers: medians over launches; bars: ")
-    assert markers(runs.iloc[1:]) == "Markers: one launch each."
-
-
-def test_least_and_most_memory_that_are_the_same_are_one(tmp_path):
-    table = pd.DataFrame({"name": ["a", "b"], "activation_mib": [0.125, 0.125]})
-    assert least_memory(table, "name") == ["the rank that holds most keeps 0.125 MiB of activations in all of them"]
-    about = ["the rank that holds most keeps about 48.0 KiB of activations in all of them"]
-    assert least_memory(table.assign(activation_mib=[48.0 / 1024, 48.1 / 1024]), "name") == about
-    assert "; most: b with 0.250 MiB" in least_memory(table.assign(activation_mib=[0.125, 0.25]), "name")[0]
+def test_a_caption_has_bars_only_where_launches_repeat_and_equal_memory_is_told_once(tmp_path):
+    launches = pd.DataFrame({"question": ["a", "a", "b"]})
+    assert markers(launches).startswith("Markers: medians over launches; bars: ")
+    assert markers(launches.iloc[1:]) == "Markers: one launch each."
+    table, all_of_them = pd.DataFrame({"name": ["a", "b"]}), "of activations in all of them"
+    for mib, said in (
+        ([0.125, 0.125], f"the rank that holds most keeps 0.125 MiB {all_of_them}"),
+        ([48.0 / 1024, 48.1 / 1024], f"the rank that holds most keeps about 48.0 KiB {all_of_them}"),
+        ([0.125, 0.25], "; most: b with 0.250 MiB"),
+    ):
+        assert said in least_memory(table.assign(activation_mib=mib), "name")[0]
 
 
 def test_more_names_than_colours_stand_beside_their_points():

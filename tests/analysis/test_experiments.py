@@ -14,7 +14,7 @@ from analysis import checkpoint_overhead, gradient_sync, hop_latency, hybrid, no
 from analysis.gradient_sync import MIB, alpha_beta
 from analysis.memory_law import boundary_mib, laws, peak_of
 from microp.records import LAUNCH, RecordError, write_schedule
-from microp.schedule import builders as builders
+from microp.schedule import builders
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import simulate
 from microp.trace import ends_at, reductions
@@ -25,8 +25,6 @@ SEGMENTS = {"never": 0, "always": 1, "segments": 2}
 
 
 # --- checkpoint_overhead ---------------------------------------------------------------------------------
-
-
 def peaks_by_hand(name: str, policy: str, chunks: int) -> list[float]:
     """In MiB: a = 9 boundaries on the first rank and 8.5 on the last; a boundary has 16 / M rows of 64 x 4 bytes."""
     boundary = 16 * 64 * 4 / 2**20 / chunks
@@ -41,21 +39,14 @@ def peaks_by_hand(name: str, policy: str, chunks: int) -> list[float]:
 @pytest.fixture
 def checkpointed(tmp_path):
     """GPipe and 1F1B on two ranks, two M, two launches of which the second is a fifth slower throughout."""
-    rows = []
-    for name, build in {"gpipe": builders.gpipe, "1f1b": builders.one_f_one_b}.items():
-        for chunks in (4, 8):
-            for policy in SEGMENTS:
-                for launch, slower in enumerate((1.0, 1.2)):
-                    schedule, plain = build(2, chunks), equal(2, 5, 10)
-                    costs = plain if policy == "never" else replace(plain, recompute=(5, 5))
-                    changes = {
-                        LAUNCH: launch,
-                        "question": f"{name}-{chunks}-{policy}",
-                        "checkpointing": policy,
-                        "config.checkpointing.segments": SEGMENTS[policy],
-                        "peak_activation_mib": peaks_by_hand(name, policy, chunks),
-                    }
-                    rows.append(run(tmp_path, schedule, costs, slower, **changes))
+    rows, builds, launches = [], {"gpipe": gpipe, "1f1b": one_f_one_b}, enumerate((1.0, 1.2))
+    for (name, build), chunks, policy, (launch, slower) in product(builds.items(), (4, 8), SEGMENTS, launches):
+        plain = equal(2, 5, 10)
+        costs = plain if policy == "never" else replace(plain, recompute=(5, 5))
+        changes = {LAUNCH: launch, "question": f"{name}-{chunks}-{policy}", "checkpointing": policy}
+        changes["config.checkpointing.segments"] = SEGMENTS[policy]
+        changes["peak_activation_mib"] = peaks_by_hand(name, policy, chunks)
+        rows.append(run(tmp_path, build(2, chunks), costs, slower, **changes))
     return Made(rows)
 
 
@@ -66,9 +57,7 @@ def test_the_penalty_is_the_one_simulated(checkpointed, tmp_path):
     assert len(table) == 8
     assert table["ratio"].tolist() == pytest.approx([4 / 3] * 8)
     assert table["ratio.low"].tolist() == pytest.approx([4 / 3] * 8)
-    [first] = table[
-        (table["chunks"] == 4) & (table["schedule"] == "gpipe") & (table["checkpointing"] == "always")
-    ].to_dict("records")
+    [first] = table.query("chunks == 4 and schedule == 'gpipe' and checkpointing == 'always'").to_dict("records")
     assert first["simulated.high"] == pytest.approx(4 / 3)  # of the launch that is as fast as its actions
     assert first["kept"] == pytest.approx((4 + 7.5) / (4 * 9))
     saves(exhibits, tmp_path / "report")
@@ -80,7 +69,7 @@ def test_the_memory_law_counts_to_the_byte(checkpointed):
     assert len(table) == 24
     assert table["counted error"].abs().max() < 1e-12
     assert table[table["checkpointing"] != "segments"]["law error"].abs().max() < 1e-12
-    off = table[(table["checkpointing"] == "segments") & (table["rank"] == 1) & (table["schedule"] == "1f1b")]
+    off = table.query("checkpointing == 'segments' and rank == 1 and schedule == '1f1b'")
     assert off["law error"].tolist() == pytest.approx([5.5 / 5.25 - 1] * 2)
 
 
@@ -99,44 +88,31 @@ def test_a_boundary_has_the_models_shape():
     gpt = {"name": "gpt", "heads": 2.0, "context": 16.0, "dropout": 0.0}
     gpt_row = {**row, **{f"config.model.{key}": value for key, value in gpt.items()}}
     assert boundary_mib(gpt_row) == 16 * boundary_mib(row)
-    lowered = [
-        boundary_mib({**each, "config.model.dtype": "float32", "config.dtype": "bf16"}) for each in (row, gpt_row)
-    ]
+    bf16 = {"config.model.dtype": "float32", "config.dtype": "bf16"}
+    lowered = [boundary_mib({**each, **bf16}) for each in (row, gpt_row)]
     assert lowered == [boundary_mib(row) / 4, boundary_mib(gpt_row) / 2]  # between the blocks of a gpt it is float32
 
 
 # --- partition_skew --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def skewed(tmp_path):
+def test_a_heavy_first_stage_is_cheaper_under_1f1b_alone_and_throughput_is_as_computed(tmp_path):
     """Four ranks; half of the layers on the first or the last, or as many on each."""
-    return Made(list(skew_runs(tmp_path, [("emulated", 4)], (0.25, 0.5), (0, 3), launches=(0,))))
-
-
-def test_a_heavy_first_stage_is_cheaper_under_1f1b_alone(skewed, tmp_path):
-    exhibits = partition_skew.exhibits(skewed)
+    rows = skew_runs(tmp_path, [("emulated", 4)], (0.25, 0.5), (0, 3), launches=(0,))
+    exhibits = partition_skew.exhibits(Made(list(rows)))
     saves(exhibits, tmp_path / "report")
-    table = by_stem(exhibits)["partition-skew-position"].table
+    tables = {stem: exhibit.table for stem, exhibit in by_stem(exhibits).items()}
+    table = tables["partition-skew-position"]
     ratios = table[table["position"] == 0].set_index(["schedule", "share"])
     assert ratios["ratio"].tolist() == pytest.approx(ratios["formula"].tolist())
     assert ratios.loc[("gpipe", 50.0), "ratio"] == 1
     assert ratios.loc[("1f1b", 50.0), "ratio"] == pytest.approx(8 / 9)  # 8 * 30 layers, and three times 10 more
-
-
-def test_throughput_and_utilisation_are_as_computed(skewed):
-    tables = {stem: exhibit.table for stem, exhibit in by_stem(partition_skew.exhibits(skewed)).items()}
-    speed = tables["partition-skew-throughput"]
+    speed, used = tables["partition-skew-throughput"], tables["partition-skew-utilisation"]
     assert speed["samples_per_s"].tolist() == pytest.approx(speed["formula"].tolist())
     assert (speed["alone"] >= speed["samples_per_s"] - 1e-9).all()
-    used = tables["partition-skew-utilisation"]
     assert used["utilisation"].tolist() == pytest.approx(used["formula"].tolist())
     assert len(used) == 8 * 4
 
 
 # --- schedules and hop_latency ---------------------------------------------------------------------------
-
-
 def test_the_front_has_what_nothing_beats(tmp_path):
     """1F1B is as fast as GPipe and holds less, ZB-H1 is faster and holds no more than 1F1B's first rank."""
     names = ("gpipe", "1f1b", "zb_h1", "naive")
@@ -177,8 +153,6 @@ def test_the_slopes_differ_by_the_formula(tmp_path):
 
 
 # --- gradient_sync and hybrid ---------------------------------------------------------------------
-
-
 ALPHA, BETA = 0.2, 2048.0  # ms, MiB/s
 
 
@@ -248,11 +222,8 @@ def test_a_hybrid_is_as_simulated(tmp_path):
         times |= {"reduction.exposed_ms": reduce_ms, "reduction.simulated_exposed_ms": reduce_ms}
         row = run(tmp_path, schedule, costs, replicas=2, **times, **{"config.device.reduce_ms": reduce_ms})
         for rank in range(4):
-            own = (s for s in taken if s.rank == rank)
-            lines = [
-                json.dumps({"rank": rank, "stage": s.stage, "start_ns": s.start * 1e6, "end_ns": s.end * 1e6})
-                for s in own
-            ]
+            sums = [{"rank": rank, "stage": s.stage, "start_ns": s.start * 1e6, "end_ns": s.end * 1e6} for s in taken]
+            lines = [json.dumps(each) for each, s in zip(sums, taken, strict=True) if s.rank == rank]
             Path(row["folder"], f"reductions.rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
         rows.append(row)
     step, lines = hybrid.exhibits(Made(rows))

@@ -6,7 +6,7 @@ import shutil
 
 import pandas as pd
 import pytest
-from user import add_schedule, microp
+from user import add_schedule, ran
 
 from microp.results import finished_runs
 
@@ -38,10 +38,8 @@ def test_every_experiment_shows_it_with_the_theory_of_its_own_order(tmp_path):
     """GPipe over groups of two: four groups of F F B B on 4 ranks, each 5 slots of F and of B long."""
     folder = add_schedule(tmp_path)
     for name, words in SWEEPS.items():
-        done = microp("-cd", ".", "-cn", name, *QUICK, *words, folder=folder)
-        assert done.returncode == 0, done.stdout + done.stderr
-    done = microp(folder=folder, program="analysis")
-    assert done.returncode == 0, done.stderr
+        done = ran("-cd", ".", "-cn", name, *QUICK, *words, folder=folder)
+    done = ran(folder=folder, program="analysis")
     assert "left out" not in done.stderr
     report = folder / "outputs" / "report"
     for stem in FIGURES:
@@ -55,14 +53,12 @@ def test_every_experiment_shows_it_with_the_theory_of_its_own_order(tmp_path):
 
     [run, *_] = sorted((folder / "outputs" / "runs").glob("mine-m8-k4-*"))
     for program, what in (("analysis.timeline", str(run)), ("analysis.sweep", "outputs/sweeps")):
-        drawn = microp(what, folder=folder, program=program)
-        assert drawn.returncode == 0, drawn.stderr
+        ran(what, folder=folder, program=program)
 
     alone = folder / "alone" / "outputs"  # no run there has a closed form of the bubble
     for kind, name in (("runs", "mine-*"), ("sweeps", "*partition_skew")):
         for path in (folder / "outputs" / kind).glob(name):
             shutil.copytree(path, alone / kind / path.name)
     assert finished_runs(alone)["bubble.closed_form"].dtype == float
-    done = microp(str(alone), folder=folder, program="analysis.partition_skew")
-    assert done.returncode == 0, done.stderr
+    done = ran(str(alone), folder=folder, program="analysis.partition_skew")
     assert (alone / "report" / "partition-skew-utilisation.svg").exists()

@@ -16,11 +16,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from recorded import write_plan
-from user import microp, start
+from user import ran, start
 
 from analysis import __main__ as report
 from analysis import m_sensitivity, orders, prediction, rank_time, sweep, timeline
-from analysis.command import main
 from analysis.exhibit import provenance
 from analysis.page import escaped
 from microp.records import write_json
@@ -36,27 +35,10 @@ def made(outputs):
 
 
 # --- the store ---------------------------------------------------------------------------------------
-
-
-def test_a_row_has_summary_configuration_and_environment(outputs):
+def test_a_row_has_summary_configuration_and_environment_and_missing_points_have_their_commands(outputs):
     row = Store(outputs).runs("m_sensitivity").iloc[0]
-    assert row["config.device.name"] == "cpu"
-    assert row["step_ms.n"] == 3
-    assert row["env.cores"] == os.cpu_count()
+    assert (row["config.device.name"], row["step_ms.n"], row["env.cores"]) == ("cpu", 3, os.cpu_count())
     assert Path(row["folder"]).parent.name == row["run_id"]
-
-
-def test_the_newest_finished_attempt_counts(outputs, tmp_path):
-    [first, *_] = (outputs / "runs").glob("gpipe-m2-*")
-    copies = [tmp_path / "runs" / first.name / f"attempt-{number}" for number in (1, 2, 3)]
-    for number, (copy, state) in enumerate(zip(copies, ("finished", "finished", "failed"), strict=True)):
-        shutil.copytree(first / "attempt-1", copy)
-        (copy / "status.json").write_text(json.dumps({"status": state, "started": number}))
-    [row] = Store(tmp_path).runs().to_dict("records")
-    assert row["folder"] == str(copies[1])
-
-
-def test_missing_points_have_their_commands(outputs):
     command = "python -m microp.run -cn m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'"
     assert Store(outputs).missing("m_sensitivity") == [command]
     assert Store(outputs).missing("config") == []
@@ -70,37 +52,24 @@ def test_a_point_that_was_planned_again_is_its_younger_run(tmp_path):
 
 
 # --- the whole report ----------------------------------------------------------------------------------
-
-
-def test_every_file_of_the_report_is_written_and_told(outputs, made):
+def test_every_file_of_the_report_is_written_and_told_without_torch_or_wandb(outputs, made):
     done, _ = made
     files = {path.name for path in (outputs / "report").iterdir()}
-    stems = (
-        "m-sensitivity-bubble",
-        "m-sensitivity-memory",
-        "replayed-measured",
-        "rank-time",
-        "sweep-2026-01-02_config",
-    )
+    stems = [f"m-sensitivity-{what}" for what in ("bubble", "memory")]
+    stems += ["replayed-measured", "rank-time", "sweep-2026-01-02_config"]
     assert files >= {f"{stem}.{ending}" for stem in stems for ending in ("svg", "png", "csv")} | {"report.md"}
     assert {str(outputs / "report" / name) for name in files} <= set(done.stdout.splitlines())
-
-
-def test_the_report_imports_neither_torch_nor_wandb(made):
-    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in made[0].stderr.splitlines() if "|" in line}
+    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert {"pandas", "matplotlib", "analysis"} <= loaded
     assert not loaded & {"torch", "wandb", "hydra", "omegaconf"}
 
 
-def test_the_page_fetches_nothing(made):
+def test_the_page_fetches_nothing_and_links_lead_to_headings_or_to_files_beside_it(outputs, made):
     page = re.sub(r"base64,[A-Za-z0-9+/=]+", "", made[1])
     assert re.findall(r"""src\s*=\s*["'](?!data:)""", page) == []
     assert re.findall(r"<link|@import|url\(|fetch\(|XMLHttpRequest|https?://", page) == []
     assert "prefers-color-scheme: dark" in page
     assert 'name="viewport"' in page
-
-
-def test_links_lead_to_headings_or_to_files_beside_the_page(outputs, made):
     elements = Elements(made[1])
     ids = {attributes["id"] for _, attributes in elements.found if "id" in attributes}
     places = elements.values("a", "href")
@@ -181,9 +150,7 @@ def odd(outputs, tmp_path_factory):
     copy = tmp_path_factory.mktemp("odd") / "outputs"
     shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
     failed, cut = sorted((copy / "runs").glob("gpipe-m4-*/attempt-1"))
-    (failed / "status.json").write_text(
-        json.dumps({"status": "failed", "started": 1, "message": "rank 1 <died>\nmore"})
-    )
+    write_json(failed / "status.json", {"status": "failed", "started": 1, "message": "rank 1 <died>\nmore"})
     (failed / "summary.json").unlink()
     (cut / "status.json").write_text("{")
     [summary, *_] = sorted(copy.glob("runs/1f1b-m2-*/attempt-1/summary.json"))
@@ -221,79 +188,57 @@ def test_names_that_users_made_are_escaped(odd):
     assert "<script>" not in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def test_the_same_rows_give_the_same_bytes(outputs, made, capsys):
+def test_the_same_rows_give_the_same_bytes_and_captions_say_where_they_come_from(outputs, made, capsys):
     before = {path.name: path.read_bytes() for path in (outputs / "report").iterdir()}
     assert report.main([str(outputs)]) == 0
     same = {name for name, text in before.items() if (outputs / "report" / name).read_bytes() == text}
     assert {name for name in before if name.endswith((".svg", ".csv", ".md", ".html"))} <= same
     capsys.readouterr()
-
-
-def test_captions_say_where_the_rows_come_from(outputs):
     runs = Store(outputs).runs()
     text = provenance(runs)
     assert text.startswith(
-        "From 8 runs of 4 configurations, 2 launches each; 3 measured steps per launch; "
-        "launches of a configuration differ in step time by "
+        "From 8 runs of 4 configurations, 2 launches each; 3 measured steps per launch; launches of "
     )
     assert f"Commit {runs['env.commit'][0]}" in text
     assert f"{os.cpu_count()} core" in text
 
 
-NOTHING = r"none holds no finished run to draw: make one with `python -m microp.run.*`$"
-
-
-@pytest.mark.parametrize("module", [report, m_sensitivity, prediction, rank_time])
-def test_an_experiment_with_nothing_to_draw_says_so_in_one_sentence(module, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("module", [report, m_sensitivity, prediction, rank_time, sweep, timeline])
+def test_a_folder_without_runs_or_that_does_not_exist_is_one_sentence(module, tmp_path, monkeypatch, capsys):
     """As it runs with `python -m`, in this process."""
-    (tmp_path / "none").mkdir()
-    monkeypatch.setattr(sys, "argv", ["analysis", str(tmp_path / "none")])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(module.__file__), run_name="__main__")
-    assert stop.value.code == 2
-    assert re.search(NOTHING, capsys.readouterr().err.strip())
+    none = tmp_path / "none"
+    monkeypatch.setattr(sys, "argv", ["analysis", str(none)])
+    for said in (f"there is no folder {none}: give ", r"none holds no "):
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(module.__file__), run_name="__main__")
+        [error] = capsys.readouterr().err.splitlines()
+        assert stop.value.code == 2
+        assert re.search(said, error)
+        none.mkdir(exist_ok=True)
 
 
 def test_one_experiment_alone(outputs, made, tmp_path):
     copy = tmp_path / "outputs"
     shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
-    done = microp(folder=tmp_path, program="analysis.m_sensitivity")
-    assert done.returncode == 0, done.stderr
+    done = ran(folder=tmp_path, program="analysis.m_sensitivity")
     stems = {path.stem for path in (copy / "report").iterdir()}
     assert stems == {"m-sensitivity-bubble", "m-sensitivity-memory"}  # no monolith, and no second fixed microbatch
     assert "hydra.mode=RUN chunks=8" in done.stdout
 
 
 # --- any sweep -----------------------------------------------------------------------------------------
-
-
 def test_a_sweep_or_a_folder_of_runs_is_drawn_over_what_varies(outputs, tmp_path, capsys):
     assert sweep.main([str(outputs / "sweeps"), "--report", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "sweep-2026-01-02_config.csv")
-    assert table[["schedule.name", "chunks"]].to_numpy().tolist() == [
-        ["1f1b", 2],
-        ["1f1b", 4],
-        ["gpipe", 2],
-        ["gpipe", 4],
-    ]
+    names = [f"{name} {chunks}" for name, chunks in zip(table["schedule.name"], table["chunks"], strict=True)]
+    assert names == ["1f1b 2", "1f1b 4", "gpipe 2", "gpipe 4"]
     assert (table["launches"] == 1).all()
     assert sweep.main([str(outputs / "runs"), "--report", str(tmp_path)]) == 0
     assert (pd.read_csv(tmp_path / "sweep-runs.csv")["launches"] == 2).all()
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("program", [report, m_sensitivity, sweep, timeline])
-def test_a_folder_that_does_not_exist_is_said(program, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["analysis", str(tmp_path / "none")])
-    with pytest.raises(SystemExit) as stop:
-        main(m_sensitivity.NAME, m_sensitivity.exhibits) if program is m_sensitivity else program.main()
-    assert stop.value.code == 2
-    assert f"error: there is no folder {tmp_path / 'none'}: give " in capsys.readouterr().err
-
-
 # --- a timeline -----------------------------------------------------------------------------------
-
-
 def test_a_run_is_found_by_its_id(outputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(timeline, "OUTPUTS", outputs)
     [run, *_] = sorted(path.name for path in (outputs / "runs").iterdir())
@@ -301,16 +246,7 @@ def test_a_run_is_found_by_its_id(outputs, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(f"{run}, attempt-1: last measured step")
 
 
-def test_a_folder_without_a_trace(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        timeline.main([str(tmp_path)])
-    assert stop.value.code == 2
-    assert "holds no attempt with a trace" in capsys.readouterr().err
-
-
 # --- `python -m analysis.orders`: one row per case, with the searched order between the bound and the best named one --
-
-
 def test_the_table_has_bounds_named_and_searched_orders(tmp_path, capsys):
     assert orders.main(["--seconds", "1", "--solver", "0", "--cases", "2", "--report", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "orders.csv")

@@ -40,13 +40,15 @@ def test_a_timeline_has_every_action_with_its_wait_and_its_parents(tmp_path):
     assert parents[0, 1, 0, 1] == [(0, 0, 0, 1), (1, 1, 1, 1)]
 
 
-def test_each_stage_of_a_rank_has_its_shade(tmp_path):
+def test_each_stage_of_a_rank_has_its_shade_and_the_newest_run_of_several_ranks_is_first(tmp_path):
     runs = [run(tmp_path, schedule, equal(4, 5, 10)) for schedule in (gpipe(4, 2), interleaved(2, 2), zb_v(2, 2))]
-    assert {each["name"].split(",")[0]: each["shades"] for each in timelines(*runs)[0]["runs"]} == {
-        "gpipe": [0, 0, 0, 0],
-        "interleaved": [0, 0, 1, 1],
-        "zb_v": [0, 0, 1, 1],
-    }
+    shades = {each["name"].split(",")[0]: each["shades"] for each in timelines(*runs)[0]["runs"]}
+    assert shades == {"gpipe": [0, 0, 0, 0], "interleaved": [0, 0, 1, 1], "zb_v": [0, 0, 1, 1]}
+    made = ((2, 5), (4, 7), (1, 9))  # ranks, and when it was started
+    runs = [run(tmp_path, gpipe(ranks, 2), equal(ranks, 5, 10), started=began) for ranks, began in made]
+    data, _ = timelines(*runs[:2], runs[2] | {"disturbed": True})
+    assert data["runs"][data["first"]]["ranks"] == 4
+    assert {each["ranks"]: "disturbed" in each["facts"] for each in data["runs"]} == {1: True, 2: False, 4: False}
 
 
 def test_sums_over_the_replicas_are_replayed_and_measured(tmp_path):
@@ -61,14 +63,6 @@ def test_sums_over_the_replicas_are_replayed_and_measured(tmp_path):
     }
     assert [panel["length"] for panel in shown["panels"]] == [20_000, 20_000]
     assert shown["facts"][1] == "measured 15 ms (+0.0 %), bubble 0.000; 20 with the sums"
-
-
-def test_the_newest_run_of_several_ranks_is_shown_first(tmp_path):
-    made = ((2, 5), (4, 7), (1, 9))  # ranks, and when it was started
-    runs = [run(tmp_path, gpipe(ranks, 2), equal(ranks, 5, 10), started=began) for ranks, began in made]
-    data, _ = timelines(*runs[:2], runs[2] | {"disturbed": True})
-    assert data["runs"][data["first"]]["ranks"] == 4
-    assert {each["ranks"]: "disturbed" in each["facts"] for each in data["runs"]} == {1: True, 2: False, 4: False}
 
 
 def test_a_page_that_is_full_leaves_the_longest_out(outputs, monkeypatch):

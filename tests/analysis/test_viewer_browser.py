@@ -86,9 +86,6 @@ def viewer(opened):
     return shown
 
 
-# --- what is shown -------------------------------------------------------------------------------------------
-
-
 def test_replayed_is_above_measured_on_one_axis(viewer):
     above, below = json.loads(viewer.state("rows"))
     assert len(above) == len(below) == 2
@@ -121,9 +118,6 @@ def test_the_tooltip_is_beside_the_action_and_has_both_times_and_their_differenc
     assert box["x"] + box["width"] == pytest.approx(earlier - half - 10, abs=1)  # right of both is no room
     viewer.page.mouse.move(5, 5)
     assert viewer.tip.is_hidden()
-
-
-# --- the view ------------------------------------------------------------------------------------------------
 
 
 def test_the_wheel_scrolls_the_page_and_zooms_only_with_ctrl(viewer):
@@ -187,9 +181,6 @@ def test_a_selection_stays_when_the_view_changes(viewer):
     assert viewer.state("selected") == ""
 
 
-# --- finding a run -------------------------------------------------------------------------------------------
-
-
 def test_runs_are_found_by_typing_any_part_of_their_names(viewer):
     for words, ids in {
         "zb_h1": ["zb_h1-m8-k4-dddd"],
@@ -222,9 +213,6 @@ def test_names_that_users_chose_are_text(viewer):
     assert viewer.page.title() == "microp: report"
 
 
-# --- the keyboard --------------------------------------------------------------------------------------------
-
-
 def test_arrows_go_from_action_to_action_and_enter_selects(viewer):
     viewer.canvas.focus()
     for keys, pointed in (
@@ -248,9 +236,6 @@ def test_arrows_go_from_action_to_action_and_enter_selects(viewer):
     assert viewer.state("selected") == "1F0"
     viewer.keyboard.press("Escape")
     assert viewer.state("selected") == ""
-
-
-# --- large, small, dark --------------------------------------------------------------------------------------
 
 
 def test_a_phone_scrolls_pans_pinches_and_taps(opened):

@@ -8,7 +8,7 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
-from user import SMALL, microp, read
+from user import SMALL, microp, ran, read
 
 import microp as microp_package
 from analysis import timeline
@@ -19,8 +19,7 @@ from microp.worker import monolith
 
 
 def test_replicas_leave_rows_of_their_own(tmp_path):
-    done = microp(*SMALL, "ranks=2", "replicas=2", "chunks=2", "schedule=1f1b", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    ran(*SMALL, "ranks=2", "replicas=2", "chunks=2", "schedule=1f1b", folder=tmp_path)
     [attempt] = (tmp_path / "outputs" / "runs").glob("1f1b-m2-k2-r2-*/attempt-1")
     for number in range(4):
         rows = [json.loads(line) for line in (attempt / f"steps.rank{number}.jsonl").read_text().splitlines()]
@@ -31,8 +30,7 @@ def test_replicas_leave_rows_of_their_own(tmp_path):
     summary = read(attempt / "summary.json")
     assert (summary["replicas"], summary["sync"]) == (2, "ddp")
     assert summary["reduction"]["simulated_ms"] > 0
-    drawn = microp(str(attempt), folder=tmp_path, program="analysis.timeline")
-    assert drawn.returncode == 0, drawn.stderr
+    drawn = ran(str(attempt), folder=tmp_path, program="analysis.timeline")
     assert "reduction" in drawn.stdout
 
 
@@ -41,10 +39,8 @@ def test_several_runs_on_one_time_axis(tmp_path, capsys):
     runs = [microp_package.measure(*words, schedule=name) for name in ("gpipe", "1f1b")]
     assert timeline.main([*(str(run.folder.parent) for run in runs), "--report", str(tmp_path / "report")]) == 0
     text = capsys.readouterr().out
-    assert [line for line in text.splitlines() if line in ("gpipe-m2-k2", "1f1b-m2-k2")] == [
-        "gpipe-m2-k2",
-        "1f1b-m2-k2",
-    ]
+    names = ["gpipe-m2-k2", "1f1b-m2-k2"]
+    assert [line for line in text.splitlines() if line in names] == names
     assert re.search(r"^gpipe-m2-k2 [\d.]+ ms, bubble 0\.\d+ · 1f1b-m2-k2 [\d.]+ ms \(", text, re.MULTILINE)
     assert len(re.findall(r"^rank \d \|", text, re.MULTILINE)) == 4
     assert len(re.findall(r"^ +└0", text, re.MULTILINE)) == 1
@@ -56,14 +52,11 @@ def test_several_runs_on_one_time_axis(tmp_path, capsys):
 
 
 def test_check(tmp_path):
-    done = microp(folder=tmp_path, program="microp.check")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(folder=tmp_path, program="microp.check")
     assert done.stdout.count("pass") == 5
 
 
 # --- printed commands -----------------------------------------------------------------------------
-
-
 TINY = ["model.layers=4", "model.dim=32", "batch_size=8"]
 TIMES = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.weight_ms=0.1"]
 KNOBS = ["device.latency_ms=1", "device.recompute_ms=0.1", "device.reduce_ms=1", "device.full_ms=0.3", "sync=flat"]
@@ -86,21 +79,17 @@ def commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("command", PRINTED)
 def test_a_printed_command_is_not_refused(command, tmp_path):
-    done = microp(*PRINTED[command], folder=tmp_path, program=f"microp.{command.strip()}")
-    assert done.returncode == 0, done.stderr
+    done = ran(*PRINTED[command], folder=tmp_path, program=f"microp.{command.strip()}")
     text = " ".join(done.stderr.split())
     found = commands(done.stdout) + commands(text)
     assert found or command == "simulate"
     for program, *words in found:
         module = {"microp": "microp.run"}.get(program, program)
         only_checked = ["dry_run=true"] if module == "microp.run" else ["--cfg", "job"]
-        again = microp(*words, *only_checked, folder=tmp_path, program=module)
-        assert again.returncode == 0, (words, again.stderr)
+        ran(*words, *only_checked, folder=tmp_path, program=module)
 
 
 # --- the safety checks can fail -------------------------------------------------------------------
-
-
 def test_a_failed_check_is_exit_code_1(monkeypatch, capsys):
     monkeypatch.setattr(self_checks, "CHECKS", {"good": lambda _: (True, "1"), "bad": lambda _: (False, "0.5")})
     assert command.main([]) == 1
@@ -110,7 +99,8 @@ def test_a_failed_check_is_exit_code_1(monkeypatch, capsys):
     assert "0.5" in out
 
 
-def test_a_wrong_gradient_fails(monkeypatch, tmp_path):
+@pytest.mark.parametrize("second", [2.0, 1.0])
+def test_a_wrong_gradient_and_memory_that_does_not_fall_fail(monkeypatch, tmp_path, second):
     """One gradient of the monolith is changed by its smallest amount: the check sees it."""
     steps = monolith.steps
 
@@ -123,20 +113,13 @@ def test_a_wrong_gradient_fails(monkeypatch, tmp_path):
     passed, figure = self_checks.check_gradients(tmp_path)
     assert not passed
     assert "largest difference" in figure
-
-
-@pytest.mark.parametrize("peaks", [(1.0, 2.0), (1.0, 1.0)])
-def test_memory_that_does_not_fall_fails(monkeypatch, tmp_path, peaks):
-    rows = iter([[{"peak_memory_mib": peak}] for peak in (peaks[0], peaks[0], peaks[1], peaks[1])])
+    rows = iter([[{"peak_memory_mib": peak}] for peak in (1.0, 1.0, second, second)])
     monkeypatch.setattr(self_checks, "launch_ranks", lambda *_: {})
     monkeypatch.setattr(self_checks, "read_rows", lambda *_: next(rows))
-    passed, _ = self_checks.check_memory(tmp_path)
-    assert not passed
+    assert not self_checks.check_memory(tmp_path)[0]
 
 
 # --- the harness's own cost is measured by a command ----------------------------------------------
-
-
 def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
     def run(command, **_):
         """Start a sweep, of ranks that are threads, or torchrun, in a forked process."""
@@ -157,8 +140,7 @@ def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [("--steps=0", "--steps: 0 is below 1"), ("--busy 1 --launches 0", "--launches: 0 is below 1")],
+    ("words", "said"), [("--steps=0", "--steps: 0 is below 1"), ("--busy 1 --launches 0", "--launches: 0 is below 1")]
 )
 def test_nothing_to_measure_is_refused(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -168,7 +150,6 @@ def test_nothing_to_measure_is_refused(words, said, capsys):
 
 def test_transports_are_compared_beside_others(tmp_path):
     words = ["--busy", "0", "1", "--launches", "1"]
-    done = microp(*words, folder=tmp_path, program="microp.null_stages")
-    assert done.returncode == 0, done.stderr
+    done = ran(*words, folder=tmp_path, program="microp.null_stages")
     rows = re.findall(r"^ +(1|16) +([01]) +1 +\d+ \(\d+\) +\d+ \(\d+\) +[\d.]+ \[", done.stdout, re.MULTILINE)
     assert rows == [("1", "0"), ("1", "1"), ("16", "0"), ("16", "1")]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
-from user import ROOT, SMALL, read, start
+from user import SMALL, read, start
 
 import microp
 from microp.config import config_checks
@@ -41,8 +40,6 @@ def measured(outputs):
 
 
 # --- measure -------------------------------------------------------------------------------------
-
-
 def test_a_run_has_its_summary_and_its_folder(measured, outputs):
     for run, chunks in zip(measured, (2, 4), strict=True):
         assert isinstance(run, microp.Run)
@@ -53,23 +50,20 @@ def test_a_run_has_its_summary_and_its_folder(measured, outputs):
         assert read(run.folder / "env.json")["overrides"][0] == f"chunks={chunks}"
 
 
-def test_steps_are_one_row_per_step_and_rank(measured):
-    steps = measured[1].steps
+def test_steps_are_one_row_per_step_and_rank_and_spans_one_per_action(measured):
+    """In milliseconds from the first start."""
+    steps, spans = measured[1].steps, measured[1].spans
     assert steps["phase"].tolist() == ["warmup", "measured", "measured", "measured", "memory"] * 2
+    assert steps["step"].tolist() == [0, 1, 2, 3, 4] * 2
+    assert (steps["step_ms"] > steps["compute_ms"]).all()
     assert steps.groupby("rank")["wait_ms"].median().index.tolist() == [0, 1]
     own = steps[steps["phase"] == "measured"].groupby("step")["step_ms"].max()
     assert own.median() == pytest.approx(measured[1].summary["step_ms"]["median"])
-
-
-def test_spans_are_one_row_per_action_in_milliseconds_from_the_first_start(measured):
-    spans = measured[1].spans
     moments = ["wait_start_ms", "ready_ms", "start_ms", "end_ms"]
     assert spans.columns.tolist() == ["rank", "op", "stage", "microbatch", *moments]
-    assert len(spans) == 2 * 2 * 4
-    assert spans["start_ms"].min() == 0
-    for earlier, later in pairwise(moments):
-        assert (spans[earlier] <= spans[later]).all()
-    assert spans["end_ms"].max() < measured[1].steps["step_ms"].max()
+    assert (len(spans), spans["start_ms"].min()) == (2 * 2 * 4, 0)
+    assert all((spans[earlier] <= spans[later]).all() for earlier, later in pairwise(moments))
+    assert spans["end_ms"].max() < steps["step_ms"].max()
 
 
 def test_a_run_is_drawn_replayed_above_measured(measured, tmp_path):
@@ -81,12 +75,8 @@ def test_a_run_is_drawn_replayed_above_measured(measured, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.pdf", "timeline.png"}
 
 
-def test_a_recorded_run_is_opened_by_its_folder(measured):
-    again = microp.Run(str(measured[0].folder))
-    assert again.summary == measured[0].summary
-
-
-def test_a_run_s_folder_is_its_newest_attempt(measured, tmp_path):
+def test_a_recorded_run_is_opened_by_its_folder_or_its_newest_attempt(measured, tmp_path):
+    assert microp.Run(str(measured[0].folder)).summary == measured[0].summary
     assert microp.Run(measured[0].folder.parent).folder == measured[0].folder
     with pytest.raises(ValueError, match=f"{tmp_path} is no run: give outputs/runs/<run>, or one of its attempts"):
         microp.Run(tmp_path)
@@ -122,23 +112,12 @@ def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
     assert few["folder"].tolist() == [runs["folder"][1]]
     anew = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=2, again=True)
     assert [Path(folder).name for folder in anew["folder"]] == ["attempt-2"]
-    shutil.copytree(runs["folder"][0], tmp_path / "outputs" / "runs" / "other" / "attempt-1")
-    write_json(
-        tmp_path / "outputs" / "runs" / "other" / "attempt-1" / "status.json",
-        {"status": "failed", "message": "m", "started": 1.0},
-    )
-    (tmp_path / "outputs" / "runs" / "other" / "attempt-1" / "summary.json").unlink()
+    other = Path(shutil.copytree(runs["folder"][0], tmp_path / "outputs" / "runs" / "other" / "attempt-1"))
+    write_json(other / "status.json", {"status": "failed", "message": "m", "started": 1.0})
+    (other / "summary.json").unlink()
     every = microp.load_runs(outputs)
     assert every["status"].tolist().count("failed") == 1
     assert str(every["step_ms.n"].dtype) == "Int64"
-
-
-def test_a_sweep_is_checked_before_its_first_point_starts(tmp_path):
-    with pytest.raises(microp.ConfigError) as refused:
-        microp.sweep(schedule=["gpipe", "gpip"], chunks=[0, 4], output_dir=str(tmp_path / "outputs"))
-    assert any("chunks=0 is below 1" in problem for problem in refused.value.problems)
-    assert any("did you mean gpipe?" in problem for problem in refused.value.problems)
-    assert not (tmp_path / "outputs").exists()
 
 
 def test_load_runs_has_one_row_per_run(measured, outputs):
@@ -146,20 +125,25 @@ def test_load_runs_has_one_row_per_run(measured, outputs):
     assert runs["chunks"].tolist() == [2, 4]
     assert runs["run_id"].tolist() == [run.summary["run_id"] for run in measured]
     assert runs["config.model.dim"].tolist() == [32, 32]
-    again = microp.measure("chunks=2", "schedule=1f1b", *SMALL, "tracking=disabled", f"output_dir={outputs}")
+    again = microp.measure("chunks=2", "schedule=1f1b", *SMALL[::-1], "tracking=disabled", f"output_dir={outputs}")
     assert again.folder.name == "attempt-2"  # a run that is measured by hand always runs
     assert len(microp.load_runs(str(outputs))) == 2
 
 
-def test_a_wrong_configuration_has_all_its_problems(tmp_path):
+def test_a_wrong_configuration_or_sweep_has_all_its_problems_before_anything_starts(tmp_path):
+    outputs = tmp_path / "outputs"
     with pytest.raises(microp.ConfigError) as refused:
-        microp.measure("ranks=20", "steps=0", "schedule.drain=x", f"output_dir={tmp_path / 'outputs'}")
+        microp.measure("ranks=20", "steps=0", "schedule.drain=x", f"output_dir={outputs}")
     problems = refused.value.problems
     for beginning in ("ranks=20 is more than", "steps=0 is below 1", "schedule.drain"):
         assert sum(problem.startswith(beginning) for problem in problems) == 1
     assert str(refused.value) == "\n".join(problems)
     assert isinstance(refused.value, ValueError)
-    assert not (tmp_path / "outputs").exists()
+    with pytest.raises(microp.ConfigError) as refused:
+        microp.sweep(schedule=["gpipe", "gpip"], chunks=[0, 4], output_dir=str(outputs))
+    for text in ("chunks=0 is below 1", "did you mean gpipe?"):
+        assert any(text in problem for problem in refused.value.problems)
+    assert not outputs.exists()
 
 
 WRONG = {
@@ -232,9 +216,7 @@ def test_what_a_user_should_know_is_a_warning(tmp_path):
 
 
 # --- price ---------------------------------------------------------------------------------------
-
-
-def test_a_price_is_simulated():
+def test_a_price_is_simulated_and_drawn(tmp_path):
     """ZB-H1 on 4 ranks, with F = B = W = 1: 3 M + K - 1 = 27 for M = 8."""
     price = microp.price("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64")
     assert isinstance(price, microp.Price)
@@ -245,13 +227,9 @@ def test_a_price_is_simulated():
     assert price.spans["end"].max() == 27
     assert set(price.spans["op"]) == {*Op} - {Op.B}
     assert repr(price) == "<price of zb_h1: makespan 27, bubble 0.1111>"
-
-
-def test_a_price_is_drawn(tmp_path):
-    price = microp.price("schedule=1f1b", "chunks=4", "costs.forward=1", "costs.backward=2", "model.dim=64")
     lines = price.draw(tmp_path / "timeline").splitlines()
-    assert [line.split("|")[0] for line in lines if "|" in line] == ["rank 0 ", "rank 1 "]
-    assert lines[0] == "simulated 15 units of the costs, bubble 0.200"
+    assert [line.split("|")[0] for line in lines if "|" in line] == [f"rank {rank} " for rank in range(4)]
+    assert lines[0] == "simulated 27 units of the costs, bubble 0.111"
     assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.pdf", "timeline.png"}
 
 
@@ -275,15 +253,6 @@ def test_a_folder_of_one_s_own_options(tmp_path, monkeypatch):
 
 
 # --- the package ---------------------------------------------------------------------------------
-
-
-def test_importing_microp_imports_nothing_else():
-    """So that it is quick: neither torch nor hydra, pandas or numpy, nor any other module of microp."""
-    code = "import sys; before = set(sys.modules); import microp; print(*set(sys.modules) - before)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {name for name in done.stdout.split() if name.split(".")[0] not in sys.stdlib_module_names} == {"microp"}
-
-
 def test_the_names_of_the_package_are_those_it_offers():
     for name in microp.__all__:
         assert getattr(microp, name) is not None
@@ -291,8 +260,13 @@ def test_the_names_of_the_package_are_those_it_offers():
         microp.measured  # noqa: B018
 
 
-def test_pricing_imports_no_torch_before_it_measures_memory(tmp_path):
-    code = "import sys, microp; microp.price('ranks=32', 'chunks=4'); print('torch' in sys.modules)"
+def test_importing_microp_imports_nothing_else_and_pricing_no_torch_before_it_measures_memory(tmp_path):
+    """So that it is quick: neither torch nor hydra, pandas or numpy, nor any other module of microp."""
+    code = "import sys; before = set(sys.modules); import microp; print(*set(sys.modules) - before)"
+    code += "; microp.price('ranks=32', 'chunks=4'); print('torch' in sys.modules)"
     done = start([sys.executable, "-c", code], tmp_path)
-    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    names, torch = done.stdout.splitlines()
+    assert {name for name in names.split() if name.split(".")[0] not in sys.stdlib_module_names} == {"microp"}
+    assert torch == "False"
     assert not Path(tmp_path / "outputs").exists()

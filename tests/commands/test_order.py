@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from profiled import profile
-from user import microp
+from user import microp, ran
 
 from microp.records import write_profile
 from microp.schedule import from_text, validate
@@ -103,8 +103,7 @@ def test_what_is_proven_is_the_price_of_the_same_words(words, best, tmp_path):
 def priced(given: tuple[str, ...], folder: Path) -> float:
     """Return the price of the written order with the same words."""
     words = [word for word in given if not word.startswith("schedule=")]
-    done = microp("schedule=file", "schedule.path=order.txt", *words, folder=folder, program="microp.simulate")
-    assert done.returncode == 0, done.stderr
+    done = ran("schedule=file", "schedule.path=order.txt", *words, folder=folder, program="microp.simulate")
     return json.loads(done.stdout)["makespan"]
 
 

@@ -7,7 +7,7 @@ import io
 
 import pytest
 from stored import store_run
-from user import microp
+from user import ran
 
 from microp import runs as command
 
@@ -49,8 +49,7 @@ def asked(folder, monkeypatch, capsys):
 def test_as_typed(folder):
     """In a process of its own, at three widths: results stay, and what has no room is named."""
     for width in (80, 120, 200):
-        done = microp("-n", "4", folder=folder, program="microp.runs", COLUMNS=str(width))
-        assert done.returncode == 0, done.stderr
+        done = ran("-n", "4", folder=folder, program="microp.runs", COLUMNS=str(width))
         assert max(map(len, done.stdout.splitlines())) <= width
         table = done.stdout.partition("more: -n 0")[0]
         left_out = done.stdout.partition("left out, no room: ")[2].partition("(whole in")[0]
@@ -86,11 +85,13 @@ def test_status_and_troubles_are_shown(asked):
     assert "disturbed: why not to trust its times." in " ".join(disturbed.split())
 
 
-def test_chosen_columns(asked):
+def test_chosen_columns_and_their_list(asked):
     code, out, _ = asked("chunks=16", "--columns=run,model.dim,schedule,bubble,config.repeat,commit", "-n", "1")
     assert code == 0
     assert out.splitlines()[1].split() == ["run", "model.dim", "schedule", "bubble", "config.repeat", "commit"]
     assert out.splitlines()[2].split()[1:] == ["256", "gpipe", "0.2", "2", "c0ffee"]
+    lines = dict(line.split(maxsplit=1) for line in asked("--columns=help")[1].splitlines())
+    assert (lines["model.dim"], lines["schedule"], lines["experiment"]) == ("256", "naive", "mine")
 
 
 def test_csv_is_whole_and_alone_on_standard_output(asked):
@@ -107,12 +108,6 @@ def test_csv_is_whole_and_alone_on_standard_output(asked):
     assert {"run_id", "config.model.dim", "env.commit", "step_ms.median", "started", "folder"} <= set(every)
 
 
-def test_columns_can_be_listed(asked):
-    out = asked("--columns=help")[1]
-    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
-    assert (lines["model.dim"], lines["schedule"], lines["experiment"]) == ("256", "naive", "mine")
-
-
 def test_all_attempts(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for status in ("finished", "failed"):
@@ -126,8 +121,6 @@ def test_all_attempts(folder, tmp_path, monkeypatch, capsys):
 
 
 # --- comparing -----------------------------------------------------------------------------------
-
-
 def test_one_question_with_another(asked):
     code, out, _ = asked("chunks=8", "--compare", "schedule=1f1b", "schedule=gpipe")
     assert code == 0
@@ -154,6 +147,15 @@ def test_groups_of_questions_pair_up(asked):
     assert "2 more pairs: -n 0 shows all" in asked("--compare", "schedule=1f1b", "schedule=gpipe", "-n", "1")[1]
 
 
+def test_groups_without_a_common_question_are_refused(tmp_path, monkeypatch, capsys):
+    """Neither the schedule nor the number of chunks parts the groups, and yet no question is in both."""
+    monkeypatch.chdir(tmp_path)
+    for group, schedule, chunks in (("a", "1f1b", 4), ("a", "gpipe", 8), ("b", "1f1b", 8), ("b", "gpipe", 4)):
+        store_run(tmp_path / group, f"schedule={schedule}", f"chunks={chunks}")
+    assert command.main(["a", "--compare", "a", "b"]) == 2
+    assert "no question of a agrees with one of b in everything but" in capsys.readouterr().err
+
+
 def test_two_runs_by_their_ids(asked, folder):
     """By the start and by the end of an id."""
     first, *_ = sorted(path.name for path in (folder / "outputs" / "runs").glob("1f1b-m4-*"))
@@ -165,23 +167,18 @@ def test_two_runs_by_their_ids(asked, folder):
     assert "would show it" in text
 
 
-def test_steps_with_different_batches_are_compared_per_sample(tmp_path, monkeypatch, capsys):
-    """A step of twice as many samples takes 1.5 times as long: a sample takes 25 % less time."""
+def test_two_folders_are_compared_and_steps_with_different_batches_per_sample(tmp_path, monkeypatch, capsys):
+    """Before and after; a step of twice as many samples takes 1.5 times as long: a sample takes 25 % less time."""
     monkeypatch.chdir(tmp_path)
-    for batch, time in ((256, 50.0), (512, 75.0)):
-        for repeat in range(3):
+    for repeat in range(3):
+        for name, commit, factor in (("before", "aaa", 1.0), ("after", "bbb", 0.8)):
+            run = ("chunks=4", f"repeat={repeat}")
+            store_run(tmp_path / name, *run, step_ms=factor * (100 + repeat), env={"commit": commit})
+        for batch, time in ((256, 50.0), (512, 75.0)):
             store_run(tmp_path / "outputs", f"batch_size={batch}", f"repeat={repeat}", step_ms=time + repeat)
     assert command.main(["--compare", "batch_size=512", "batch_size=256"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "time per sample: batch_size=512 is 25.5 % faster than batch_size=256" in text
-
-
-def test_before_and_after_in_two_folders(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name, commit, factor in (("before", "aaa", 1.0), ("after", "bbb", 0.8)):
-        for repeat in range(3):
-            run = ("chunks=4", f"repeat={repeat}")
-            store_run(tmp_path / name, *run, step_ms=factor * (100 + repeat), env={"commit": commit})
     assert command.main(["before", "--compare", "after", "before"]) == 0
     out, err = capsys.readouterr()
     text = " ".join(out.split())
@@ -209,8 +206,6 @@ def test_a_comparison_as_csv(asked):
 
 
 # --- what is refused -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
@@ -237,39 +232,19 @@ def test_bad_input_is_one_message(asked, words, code, reason):
         assert reason in err
 
 
-def test_groups_without_a_common_question_are_refused(tmp_path, monkeypatch, capsys):
-    """Neither the schedule nor the number of chunks parts the groups, and yet no question is in both."""
-    monkeypatch.chdir(tmp_path)
-    for schedule, chunks in (("1f1b", 4), ("gpipe", 8), ("1f1b", 8), ("gpipe", 4)):
-        group = "a" if (schedule == "1f1b") == (chunks == 4) else "b"
-        store_run(tmp_path / group, f"schedule={schedule}", f"chunks={chunks}")
-    assert command.main(["a", "--compare", "a", "b"]) == 2
-    assert "no question of a agrees with one of b in everything but" in capsys.readouterr().err
+def test_an_empty_folder_and_one_of_damaged_runs_are_one_message(tmp_path, monkeypatch, capsys):
+    def error() -> str:
+        assert command.main([]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        return line
 
-
-def test_an_empty_folder_is_one_message(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert command.main([]) == 2
-    assert "there is no folder outputs here" in capsys.readouterr().err
+    assert "there is no folder outputs here" in error()
     (tmp_path / "outputs").mkdir()
-    assert command.main([]) == 2
-    assert "outputs holds no runs: make one with python -m microp.run" in capsys.readouterr().err
-
-
-def test_a_folder_of_damaged_runs_names_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for number in (1, 2):
-        attempt = tmp_path / "outputs" / "runs" / f"gpipe-m4-k2-{number}" / "attempt-1"
-        attempt.mkdir(parents=True)
-        (attempt / "status.json").write_text("{")
-    assert command.main([]) == 2
-    [error] = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: outputs holds no run that can be read: ")
-    assert all(f"outputs/runs/gpipe-m4-k2-{number}/attempt-1/" in error for number in (1, 2))
-
-
-@pytest.mark.parametrize("words", ["-n -1", "--compare a", "--compare a b --all"])
-def test_bad_options_are_refused(words, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        command.main(words.split())
-    assert "error: " in capsys.readouterr().err
+    assert "outputs holds no runs: make one with python -m microp.run" in error()
+    damaged = [f"outputs/runs/gpipe-m4-k2-{number}/attempt-1" for number in (1, 2)]
+    for attempt in damaged:
+        (tmp_path / attempt).mkdir(parents=True)
+        (tmp_path / attempt / "status.json").write_text("{")
+    assert (said := error()).startswith("error: outputs holds no run that can be read: ")
+    assert all(f"{attempt}/" in said for attempt in damaged)

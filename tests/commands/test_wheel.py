@@ -25,10 +25,8 @@ BUILD = ["wheel", "--no-build-isolation", "--no-deps", "--no-index", "--quiet"]
 
 
 def pip(*words: object) -> None:
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", *map(str, words)], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -52,14 +50,9 @@ def environment(place: Path, folder: Path, *words: object):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
 
     def run(program: str, *words: str, **environment: str):
-        return subprocess.run(
-            [python.parent / program, *words],
-            cwd=folder,
-            env={**kept, "COLUMNS": "160", "HOME": str(folder), **environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        own = {**kept, "COLUMNS": "160", "HOME": str(folder), **environment}
+        command = [python.parent / program, *words]
+        return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=300)
 
     return run
 

@@ -150,26 +150,25 @@ def test_strangers_who_come_before_a_rank_are_turned_away(leave, monkeypatch):
         end.close()
 
 
-def test_a_rank_that_does_not_connect_is_named():
-    def gather(comms, value):
+def test_a_rank_that_does_not_connect_or_answer_is_named():
+    with socket.create_server((LOOPBACK, 0)) as closed:
+        port = closed.getsockname()[1]
+
+    def silent(comms, value):
         cards = comms.all_gather(value)
         if comms.rank == 1:
             raise TimeoutError("it does not go on")
         return cards
 
-    said = in_threads(2, lambda comms: connect(comms, partial(gather, comms), timeout_s=0.2))
-    assert said[0] == "waited 0.2 s for rank 1"
-
-
-def test_a_rank_that_does_not_answer_is_named():
-    with socket.create_server((LOOPBACK, 0)) as closed:
-        port = closed.getsockname()[1]
-
-    def gather(comms, value):
+    def away(comms, value):
         return [[LOOPBACK, port, "00" * 16] if card else None for card in comms.all_gather(value)]
 
-    said = in_threads(2, lambda comms: connect(comms, partial(gather, comms), timeout_s=0.2))
-    assert said[1] == f"lost rank 0: it does not answer at {LOOPBACK}:{port}"
+    said = [
+        in_threads(2, lambda comms, gather=gather: connect(comms, partial(gather, comms), timeout_s=0.2))
+        for gather in (silent, away)
+    ]
+    assert said[0][0] == "waited 0.2 s for rank 1"
+    assert said[1][1] == f"lost rank 0: it does not answer at {LOOPBACK}:{port}"
 
 
 def test_where_a_rank_listens(monkeypatch):

@@ -40,36 +40,28 @@ class Host:
 
 
 def test_what_the_host_overslept_is_not_the_device_s(monkeypatch):
+    """It is given back, once; work that takes too long is given nothing back."""
     host, pacer = Host(monkeypatch), Pacer()
     pacer.until(1500)
     assert (host.now, pacer.now()) == (1530, 1500)
     host.now += 5  # an engine's own time counts
     assert pacer.begin() == 1505
-    assert pacer.now() == host.now  # it has been given back, once
-
-
-@pytest.mark.parametrize(
-    ("came", "began"),
-    [
-        (1400, 1500),  # before the last action ended
-        (1510, 1510),  # while the host overslept
-        (1600, 1600),  # waited for
-    ],
-)
-def test_an_action_begins_when_its_input_is_there_and_the_last_one_is_over(monkeypatch, came, began):
-    _, pacer = Host(monkeypatch), Pacer()
-    pacer.until(1500)
-    pacer.until(came)
-    assert pacer.begin() == began
-
-
-def test_work_that_takes_too_long_is_given_nothing_back(monkeypatch):
+    assert pacer.now() == host.now
     host, pacer = Host(monkeypatch), Pacer()
     pacer.until(1500)
     deadline = pacer.begin() + 100
     host.now += 400
     pacer.until(deadline)
     assert pacer.begin() == host.now == 1930
+
+
+@pytest.mark.parametrize(("came", "began"), [(1400, 1500), (1510, 1510), (1600, 1600)])
+def test_an_action_begins_when_its_input_is_there_and_the_last_one_is_over(monkeypatch, came, began):
+    """It came before the last action ended, while the host overslept, or was waited for."""
+    _, pacer = Host(monkeypatch), Pacer()
+    pacer.until(1500)
+    pacer.until(came)
+    assert pacer.begin() == began
 
 
 @pytest.mark.parametrize(("stamps", "lost"), [(True, 0), (False, 19 * 30)])
@@ -122,8 +114,6 @@ def test_a_wait_ends_when_time_is_up():
 
 
 # --- how long a wait spins: long where cores are free, shortly where others want them, never without a core per rank --
-
-
 MS = 1_000_000
 
 

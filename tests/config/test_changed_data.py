@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from user import SMALL, microp
+from user import SMALL, microp, ran
 
 import microp as api
 from microp import worker
@@ -29,8 +29,7 @@ def test_between_two_sweeps_and_in_the_table_of_both(text):
     again = microp("-m", "seed=1,2", *WORDS, folder=text.parent)
     assert (again.returncode, "a.txt" in again.stderr) == (0, False)
     text.write_text("once upon a  time " * 100)
-    changed = microp("-m", "seed=1,2,3", *WORDS, folder=text.parent)
-    assert changed.returncode == 0  # the finished points stay finished
+    changed = ran("-m", "seed=1,2,3", *WORDS, folder=text.parent)
     before, after = " ".join(changed.stderr.split()).split("warning: data.path=a.txt ")[1:]
     assert before.startswith("holds 1800 bytes, written 20")
     assert ", but 2 runs read 1700 bytes, written 20" in before
@@ -56,8 +55,7 @@ def test_while_a_run_reads_it(text, monkeypatch, capsys):
 
 
 def test_since_the_snapshot_from_which_a_run_goes_on(text):
-    folder = api.measure(*WORDS, "snapshot.every=2").folder
-    job = job_of(*WORDS, "steps=5", f"snapshot.path={folder}")
+    job = job_of(*WORDS, "steps=5", f"snapshot.path={api.measure(*WORDS, 'snapshot.every=2').folder}")
     assert len(about_resumed([job])) == 1
     text.write_text("once upon a  time " * 100)
     _, changed = about_resumed([job])
@@ -66,8 +64,6 @@ def test_since_the_snapshot_from_which_a_run_goes_on(text):
 
 
 # --- no secret reaches a file ---------------------------------------------------------------------
-
-
 SECRETS = {"SLURM_JWT": "canary-slurm", "AWS_SECRET_ACCESS_KEY": "canary-aws", "PLAIN": "canary-plain"}
 BUILDER = """
 from microp.schedule.builders import gpipe
@@ -79,15 +75,14 @@ def build(ranks: int, chunks: int, api_key: str = ""):
 """
 
 
-def test_no_file_of_a_sweep_has_a_secret(tmp_path):
+def test_no_file_of_a_sweep_has_a_secret(tmp_path, monkeypatch):
     """The schedule is given a key, and the runs are mirrored to W&B's files."""
     (tmp_path / "mine.py").write_text(BUILDER)
     (tmp_path / "schedule").mkdir()
     (tmp_path / "schedule" / "mine.yaml").write_text("name: mine\nbuilder: mine.build\napi_key: ''\n")
     words = ["schedule=mine", "schedule.api_key=canary-one,canary-two", "+hydra.job.env_set.TOKEN=canary-three"]
     words += [*SMALL, "ranks=1", "comms=threads", "tracking=offline"]
-    done = microp("-cd", ".", "-m", *words, folder=tmp_path, **SECRETS)
-    assert done.returncode == 0, done.stderr
+    ran("-cd", ".", "-m", *words, folder=tmp_path, **SECRETS)
     files = [path for path in tmp_path.glob("outputs/**/*") if path.is_file()]
     assert {"env.json", "plan.json", "table.csv", "config.yaml"} <= {path.name for path in files}
     assert any(path.suffix == ".wandb" for path in files)
@@ -95,10 +90,7 @@ def test_no_file_of_a_sweep_has_a_secret(tmp_path):
     [plan] = tmp_path.glob("outputs/sweeps/*/plan.json")
     command = json.loads(plan.read_text())["command"]
     assert {"schedule=mine", "schedule.api_key=REDACTED", "+hydra.job.env_set.TOKEN=REDACTED"} <= set(command)
-
-
-def test_a_configuration_reads_the_environment_by_a_list(monkeypatch):
-    monkeypatch.setenv("SCRATCH", "/scratch")
+    monkeypatch.setenv("SCRATCH", "/scratch")  # a configuration reads the environment by a list
     monkeypatch.setenv("PLAIN", "canary")
     config = read_config(compose_config("output_dir=${oc.env:SCRATCH}/outputs"))
     assert Path(config.output_dir) == Path("/scratch/outputs")

@@ -18,21 +18,10 @@ from microp.simulator import closed_forms
 from microp.system import CONF
 
 
-def test_defaults_are_those_of_the_readme():
-    job = make_job(config())
-    assert (job.schedule.name, job.ranks, job.schedule.chunks) == ("gpipe", 2, 4)
-    assert (job.model.name, job.model.layers, job.partition.sizes) == ("mlp", 16, (8, 8))
-    assert job.rows == (2048, 2048, 2048, 2048)
-    assert make_job(config("batch_size=9", "chunks=4")).rows == (3, 2, 2, 2)
-
-
-def test_the_model_is_small_where_time_is_emulated_unless_its_size_is_given():
+def test_the_model_is_small_where_time_is_emulated_and_a_batch_keeps_a_core_busy_unless_sizes_are_given():
     dims = [config(*words).model.dim for words in ([], ["device=emulated"], ["device=emulated", "model.dim=512"])]
     assert dims == [256, 64, 512]
     assert config("device=emulated", "model=gpt").model.dim == config("model=gpt").model.dim
-
-
-def test_the_rows_of_a_batch_are_those_that_keep_a_core_busy_with_the_model():
     rows = [config(*words).batch_size for words in ([], ["model=gpt"], ["device=emulated"], ["batch_size=9"])]
     assert rows == [8192, 32, 256, 9]
 
@@ -53,25 +42,21 @@ def test_every_option_composes_and_names_itself(option):
     assert said == ("offline" if option == "tracking=auto" else name)
 
 
-def test_a_plugin_of_hydra_that_is_not_installed_is_named_with_what_installs_it():
-    error = MissingConfigException("Could not find 'hydra/launcher/joblib'", "hydra/launcher/joblib")
-    assert refusal(error) == [f"{error}, which is not installed: pip install 'microp[joblib]'"]
-
-
-def test_the_name_follows_from_the_question_alone():
-    default = make_job(config()).run_id
-    assert default.startswith("gpipe-m4-k2-")
-    for same in ("tracking=disabled", "output_dir=/elsewhere", "launch.shutdown_s=9", "chunks=4", "activation_limit=9"):
-        assert make_job(config(same)).run_id == default
-    for other in ("seed=1", "repeat=1", "model.dim=64", "schedule.drain=lifo", "checkpointing=always"):
-        assert make_job(config(other)).run_id != default
-
-
-def test_more_ranks_than_cores_are_told(monkeypatch):
+def test_defaults_are_those_of_the_readme(monkeypatch):
+    job = make_job(config())
+    assert (job.schedule.name, job.ranks, job.schedule.chunks) == ("gpipe", 2, 4)
+    assert (job.model.name, job.model.layers, job.partition.sizes) == ("mlp", 16, (8, 8))
+    assert job.rows == (2048, 2048, 2048, 2048)
+    assert make_job(config("batch_size=9", "chunks=4")).rows == (3, 2, 2, 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     assert warnings(config()) == []
     [cores] = warnings(config("ranks=3"))
     assert "ranks=3 compute on 2 cores: they take turns" in cores
+
+
+def test_a_plugin_of_hydra_that_is_not_installed_is_named_with_what_installs_it():
+    error = MissingConfigException("Could not find 'hydra/launcher/joblib'", "hydra/launcher/joblib")
+    assert refusal(error) == [f"{error}, which is not installed: pip install 'microp[joblib]'"]
 
 
 OWN = """

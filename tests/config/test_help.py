@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 import pytest
-from user import ROOT, SMALL, environment_of, microp
+from user import ROOT, SMALL, environment_of, microp, ran
 
 from microp.config import about_sweep
 from microp.config.schema import GROUPS, is_fixed
@@ -40,8 +40,7 @@ NOT_ON = {  # command -> keys that do not count for it; a plan searches some of 
 
 @pytest.mark.parametrize("program", PAGES)
 def test_the_page_fits_its_width_and_explains_every_key(program, tmp_path):
-    done = microp("--help", folder=tmp_path, program=f"microp.{program}", COLUMNS="80")
-    assert done.returncode == 0, done.stderr
+    done = ran("--help", folder=tmp_path, program=f"microp.{program}", COLUMNS="80")
     assert max(map(len, done.stdout.splitlines())) < 80
     counting = KEYS if program not in NOT_ON else [key for key in KEYS if key.split(".")[0] in ("model", "device")]
     places = [re.search(rf"^ *{re.escape(key)}=.*\n? +\w", done.stdout, re.M) for key in (*PAGES[program], *counting)]
@@ -60,14 +59,9 @@ def test_a_reader_that_has_seen_enough_ends_it_silently(tmp_path):
     """As `microp --help | head -1` does; the page is longer than a pipe holds back."""
     there, here = os.pipe()
     os.close(there)
-    done = subprocess.run(
-        [sys.executable, "-m", "microp.run", "--help"],
-        env=environment_of(tmp_path, {}),
-        cwd=tmp_path,
-        stdout=here,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "microp.run", "--help"]
+    own = environment_of(tmp_path, {})
+    done = subprocess.run(command, env=own, cwd=tmp_path, stdout=here, stderr=subprocess.PIPE, text=True)
     os.close(here)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -31,8 +31,8 @@ def points(*words: str):
 
 @pytest.mark.parametrize("word", ["+foo=1", "++foo=1", "+model.foo=3", "~seed", "~model", "~model.dim"])
 def test_no_key_is_added_or_taken_away(word):
-    with pytest.raises(ConfigError, match=word.strip("+~").split(".")[0].split("=")[0]):
-        compose_config(word)
+    [problem] = refused(word)
+    assert word.strip("+~").split(".")[0].split("=")[0] in problem
 
 
 @pytest.mark.parametrize("word", ["device.name=cuda", "tracking.mode=online", "schedule.builder=os.system"])
@@ -46,31 +46,6 @@ def test_what_says_which_option_was_chosen_cannot_be_set(word):
 def test_the_nearest_name_is_told_of_one_that_does_not_exist(word, near):
     [problem] = refused(word)
     assert f"did you mean {near}?" in problem
-
-
-NOT_USED = {  # what is typed, and what does not use its last word
-    "partition.share=.8": "partition=uniform: it has no keys; partition=skewed has it (`override "
-    "partition: skewed` in a file's defaults list)",
-    "device.forward_ms=5": "device=cpu: its keys are memory_gib, speed, threads; device=emulated has it "
-    "(`override device: emulated` in a file's defaults list)",
-    "checkpointing.segments=3": "checkpointing=never: use checkpointing=segments",
-    "device=emulated ranks=1 device.latency_ms=1": "ranks=1: use ranks=2 or more",
-    "device=emulated device.recompute_ms=1": "checkpointing=never: use checkpointing=always",
-    "device=emulated device.reduce_ms=1": "replicas=1: use replicas=2 or more",
-    "sync=flat": "replicas=1: use replicas=2 or more",
-    "sync.bucket_mb=5": "replicas=1: use replicas=2 or more",
-    "replicas=2 sync=torch_ddp sync.first_bucket_mb=2": "sync=torch_ddp, where it is 1: use sync=ddp",
-    "engine.batch_weights=true": "schedule=gpipe, which has no W: use one with W, for example zb_h1",
-    "comms=threads launch.shutdown_s=9": "comms=threads: use comms=auto",
-    "tracking=disabled tracking.project=x": "tracking=disabled: use tracking=offline",
-}
-
-
-@pytest.mark.parametrize("words", NOT_USED)
-def test_a_knob_that_a_run_does_not_use_is_refused(words):
-    [problem] = refused(*words.split())
-    assert problem.startswith(words.split()[-1].partition("=")[0])
-    assert problem.endswith(f" is not used by {NOT_USED[words]}")
 
 
 SOME = {
@@ -115,8 +90,6 @@ def test_the_points_of_a_sweep_that_cannot_be_composed_say_why():
 
 
 # --- what an expression of a configuration may say, and what it may not ---------------------------
-
-
 GIVES = {
     "(1 + 2) * -3 / 2": -4.5,
     "  16 *\t4 ": 64,

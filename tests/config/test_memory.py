@@ -34,13 +34,8 @@ def probed(monkeypatch, tmp_path):
 
     monkeypatch.setattr(device, "probe_layers", probing)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    forget()
+    prediction._known.clear()
     yield models
-    forget()
-
-
-def forget() -> None:
-    """What a new command does not know."""
     prediction._known.clear()
 
 
@@ -51,7 +46,7 @@ def kept(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("model", [mlp(), gpt()])
 def test_a_later_command_finds_what_was_measured(model, probed, tmp_path):
     measured = layer_memory(model, *QUESTION)
-    forget()
+    prediction._known.clear()
     assert layer_memory(model, *QUESTION) == measured == tuple(probe_layers(model, *QUESTION))
     assert len(probed) == len(kept(tmp_path)) == 1
     layer_memory(model, 6.0, True, AS_WRITTEN)
@@ -65,7 +60,7 @@ def test_a_damaged_file_and_other_code_are_measured_again(probed, monkeypatch, t
     [path] = kept(tmp_path)
     path.write_text(path.read_text()[:-20])
     for _ in range(2):
-        forget()
+        prediction._known.clear()
         assert layer_memory(mlp(), *QUESTION) == measured
     assert len(probed) == 2
     monkeypatch.setattr(prediction, "_code", lambda: "other code")
@@ -104,8 +99,6 @@ def test_no_size_is_negative_at_the_rows_asked_for(model, rows):
 
 
 # --- advice -----------------------------------------------------------------------------------------
-
-
 def test_a_rank_that_needs_more_than_it_has_is_refused_with_what_would_fit():
     words = ["device.memory_gib=0.035", "ranks=4", "chunks=8", "batch_size=4096", "model.dim=512"]
     [problem] = problems(config(*words))
@@ -115,12 +108,11 @@ def test_a_rank_that_needs_more_than_it_has_is_refused_with_what_would_fit():
     assert float(least) / 1024 <= 0.035
     assert problems(config(*words, word)) == []
     assert job_of("device.memory_gib=1").run_id == job_of().run_id
-
-
-def test_no_partition_that_fits_is_told_as_advice_too():
-    [problem] = problems(config("partition=balanced", "device.memory_gib=0.001"))
+    [problem] = problems(config("partition=balanced", "device.memory_gib=0.001"))  # where no partition fits, too
     assert "more than device.memory_gib=0.001" in problem
     assert "the one that needs least is " in problem
+    [note] = job_of("partition=balanced", "ranks=2", "model.layers=5", "model.dim=32", "batch_size=8").notes
+    assert note.startswith("partition=balanced [4, 1] weighs layers by their FLOPs and bytes")
 
 
 def test_the_same_sizes_are_the_same_question():
@@ -149,8 +141,3 @@ def test_a_rank_that_runs_out_of_memory_gets_the_advice(tmp_path):
     assert done.returncode == 1
     assert "predicted: rank " in done.stderr
     assert "to need less, use " in done.stderr
-
-
-def test_a_balanced_run_says_by_what_its_layers_are_weighed():
-    [note] = job_of("partition=balanced", "ranks=2", "model.layers=5", "model.dim=32", "batch_size=8").notes
-    assert note.startswith("partition=balanced [4, 1] weighs layers by their FLOPs and bytes")

@@ -10,7 +10,7 @@ import pytest
 from configs import config as configured
 from configs import warnings
 from profiled import written
-from user import microp, read
+from user import ran, read
 
 from microp.config import lacks_profile, make_job, predict, predicted_seconds
 from microp.profiling import TORCH, Transport
@@ -25,8 +25,7 @@ MODEL = ["model.layers=4", "model.dim=16", "batch_size=8"]
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiled")
-    done = microp(*MODEL, "seconds=1", folder=folder, program="microp.profile")
-    assert done.returncode == 0, done.stderr
+    done = ran(*MODEL, "seconds=1", folder=folder, program="microp.profile")
     return folder, done
 
 
@@ -53,8 +52,7 @@ def test_some_cases_have_more_ranks_than_cores_if_there_are_layers_for_them(core
 
 def test_a_run_is_predicted_before_its_ranks_start(profiled):
     folder, _ = profiled
-    done = microp(*MODEL, "steps=3", "warmup_steps=1", "seed=7", folder=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran(*MODEL, "steps=3", "warmup_steps=1", "seed=7", folder=folder)
     assert "no profile of this model" not in done.stderr
     [config] = (folder / "outputs" / "runs").glob("*/attempt-1/config.yaml")
     attempt = config.parent

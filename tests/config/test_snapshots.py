@@ -52,7 +52,6 @@ def attempt(saved, tmp_path):
 
 
 # --- bad input -----------------------------------------------------------------------------------
-
 OTHERS = {
     "model.dim=64": "it has model.dim=32, this run has model.dim=64: give the same values",
     "model=gpt": "model.name=mlp",
@@ -106,21 +105,15 @@ def test_a_damaged_snapshot_is_refused(name, how, attempt):
     assert "\n" not in problem
 
 
-def test_a_removed_damaged_one_leaves_the_one_before_it(attempt):
+def test_a_removed_damaged_one_leaves_the_one_before_it_and_asking_is_the_same_question(attempt):
     shutil.rmtree(attempt / "snapshots" / "step-4")
     point = config(*WORDS, "comms=threads", "snapshot.resume=true", f"output_dir={attempt.parents[2]}")
     assert make_job(point).resumed.step == 2
-
-
-def test_asking_for_snapshots_is_the_same_question():
-    plain = make_job(config())
-    other = make_job(config("snapshot.every=3", "snapshot.keep=2", "snapshot.final=true"))
+    plain, other = make_job(config()), make_job(config("snapshot.every=3", "snapshot.keep=2", "snapshot.final=true"))
     assert (plain.run_id, plain.question_id) == (other.run_id, other.question_id)
 
 
 # --- a run that was killed -----------------------------------------------------------------------
-
-
 def losses(attempt: Path) -> dict[tuple[int, str], float]:
     """Of the last rank, by step and phase."""
     return {(row["step"], row["phase"]): row["loss"] for row in read_rows(attempt, 1)}
@@ -170,8 +163,6 @@ def test_in_a_sweep_points_without_a_snapshot_start_at_their_beginning(saved, tm
 
 
 # --- the trained weights -------------------------------------------------------------------------
-
-
 def test_the_readme_s_lines_load_the_weights_without_microp(tmp_path):
     """The model of the default configuration; its loss on the last batch falls when plain PyTorch computes it."""
     words = ["comms=threads", "tracking=disabled", "steps=2", "warmup_steps=0", "chunks=1", f"output_dir={tmp_path}"]

@@ -10,11 +10,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from conftest import CHECKPOINTING, mlp, small_job
-from gpu import Gpu, Group, NotReadyError, Stream, Work, World
+from gpu import Gpu, Group, HostComms, NotReadyError, Stream, Work, World
 from threads import are_equal, in_threads
 from threads import run as run_on_cpu
+from torch.utils._python_dispatch import _disable_current_modes
 
-from microp.comms import Heartbeats, NcclComms, thread_comms
+from microp.comms import Heartbeats, NcclComms, StagedComms, thread_comms
 from microp.comms.base import PostedSend
 from microp.device import Cuda
 from microp.engine import ActionError, describe_failure
@@ -22,14 +23,9 @@ from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_
 from microp.worker import Trainer, monolith
 from microp.worker import trainer as trainer_module
 
-STEPS = 2
-SCHEDULES = {
-    "1f1b": one_f_one_b(3, 5),
-    "gpipe": gpipe(2, 4),
-    "zb_h1": zb_h1(3, 4),
-    "interleaved": interleaved(2, 4, 2),
-    "zb_v": zb_v(2, 3),
-}
+STEPS, CPU = 2, torch.device("cpu")
+ORDERS = (one_f_one_b(3, 5), gpipe(2, 4), zb_h1(3, 4), interleaved(2, 4, 2), zb_v(2, 3))
+SCHEDULES = {order.name: order for order in ORDERS}
 
 
 class Nccl(NcclComms):
@@ -37,7 +33,7 @@ class Nccl(NcclComms):
 
     def __init__(self, threads, gpu: Gpu, names: tuple[str, str] = ("up", "down")) -> None:
         self.rank, self.world_size, self.timeout_s = threads.rank, threads.world_size, threads.timeout_s
-        self.device, self.names = torch.device("cpu"), [f"rank {rank}" for rank in range(threads.world_size)]
+        self.device, self.names = CPU, [f"rank {rank}" for rank in range(threads.world_size)]
         self._up, self._down = (Group(gpu, self.rank, name) for name in names)
         self.gpu, self.all_reduce, self.all_gather = gpu, threads.all_reduce, threads.all_gather
         self.barrier, self.close = threads.barrier, threads.close
@@ -58,18 +54,29 @@ class Rank:
     said: str = ""
 
 
-def on_gpus(schedule, names: tuple[str, str] = ("up", "down"), timeout_s: float = 20, **changes) -> list[Rank]:
+class Staged(StagedComms):
+    """The transport of ranks that share a GPU: their messages go through pinned memory."""
+
+    gpu = property(lambda self: self._gpu)
+
+    def _pin(self, shape, dtype):
+        with _disable_current_modes():
+            return self._gpu.on_host(super()._pin(shape, dtype))
+
+
+def on_gpus(schedule, names=("up", "down"), timeout_s: float = 20, staged: bool = False, **changes) -> list[Rank]:
     """The ranks of a job after two steps, each with a GPU of its own."""
     job, world = small_job(schedule=schedule, model=mlp("float64"), **changes), World(timeout_s)
     heartbeats = Heartbeats(len(schedule.ranks))
 
     def open_cuda(_settings, _workload, comms, _local_rank):
         device = Cuda(0, timeout_s, comms.gpu)
-        device.torch_device = torch.device("cpu")
+        device.torch_device = CPU
         return device
 
     def live(threads) -> Rank:
-        rank = Rank(Nccl(threads, Gpu(world), names))
+        gpu = Gpu(World() if staged else world)
+        rank = Rank(Staged(HostComms(threads, gpu), CPU, gpu) if staged else Nccl(threads, gpu, names))
         rank.comms.heartbeats = heartbeats
         try:
             rank.trainer = trainer = Trainer(job, rank.comms)
@@ -132,24 +139,14 @@ def test_a_memory_step_gives_the_allocator_s_peaks():
 
 
 # --- each wait, taken away ------------------------------------------------------------------------
-
-
-def without_wait(work: Work) -> None:
-    work._waited = True
-
-
 def blocking_wait(work: Work) -> None:
     """As that of a transfer whose `wait` is given a time-out."""
     work._waited = True
     work._after.synchronize()
 
 
-def settle_too_early(device: Cuda) -> None:
-    device._anchor = device.mark(), 0
-
-
 def test_a_receive_that_is_not_waited_for_is_found():
-    with patch.object(Work, "wait", without_wait):
+    with patch.object(Work, "wait", lambda work: setattr(work, "_waited", True)):
         ranks = finished(on_gpus(one_f_one_b(2, 4)))
     assert not are_equal(gradients_of(ranks), run_on_cpu(one_f_one_b(2, 4)))
 
@@ -161,7 +158,10 @@ def test_a_tensor_that_is_given_away_under_way_is_found():
 
 
 def test_times_read_before_the_end_of_the_step_are_found():
-    with patch.object(Cuda, "settle", settle_too_early), pytest.raises(NotReadyError):
+    def too_early(device: Cuda) -> None:
+        device._anchor = device.mark(), 0
+
+    with patch.object(Cuda, "settle", too_early), pytest.raises(NotReadyError):
         finished(on_gpus(gpipe(2, 2)))
 
 
@@ -197,3 +197,49 @@ def test_the_action_at_which_a_gpu_stands_is_named():
     with patch.object(Group, "send", lose):
         _, rank = on_gpus(gpipe(2, 4), timeout_s=3)
     assert rank.said == "rank 1 waited 3 s for 0F2 from rank 0 (step 0)"
+
+
+# --- ranks that share a GPU ---
+def staged(schedule) -> dict[int, list[torch.Tensor]]:
+    return gradients_of(finished(on_gpus(schedule, staged=True)))
+
+
+@pytest.mark.parametrize("schedule", [gpipe(2, 4), one_f_one_b(3, 5), zb_v(2, 3)], ids=lambda each: each.name)
+def test_staged_gradients_are_those_of_the_cpu(schedule):
+    assert are_equal(staged(schedule), run_on_cpu(schedule))
+
+
+def test_a_message_that_leaves_before_its_copy_has_been_made_is_found():
+    with patch.object(StagedComms, "to_host", lambda _, tensor, host: host.copy_(tensor, non_blocking=True)):
+        assert not are_equal(staged(one_f_one_b(2, 4)), run_on_cpu(one_f_one_b(2, 4)))
+
+
+def test_pinned_memory_that_is_written_again_too_early_is_found():
+    """As if all messages of a link had one mailbox: the next one comes before the GPU has copied the last."""
+    expect = StagedComms.expect
+
+    def one_mailbox(comms, messages) -> None:
+        expect(comms, [message._replace(slot=0) for message in messages])
+
+    with patch.object(StagedComms, "expect", one_mailbox):
+        assert not are_equal(staged(gpipe(2, 4)), run_on_cpu(gpipe(2, 4)))
+
+
+def test_every_verb_goes_through_the_host():
+    def work(threads) -> list[float]:
+        gpu = Gpu(World())
+        comms = Staged(HostComms(threads, gpu), CPU, gpu)
+        with gpu:
+            mine = torch.full((3,), float(comms.rank + 1))
+            total = comms.all_reduce(mine * 1)
+            later = comms.iall_reduce(mine * 2).wait()
+            if comms.rank == 0:
+                comms.send_tensor(mine + 6, 1, tag=3)
+                came = mine
+            else:
+                came = comms.recv_tensor([3], 0, tag=3)
+            comms.barrier()
+            found = [tensor.sum().item() for tensor in (total, later, came)]
+        return [*found, comms.all_gather(comms.rank)]
+
+    assert in_threads(2, work) == [[9.0, 18.0, 3.0, [0, 1]], [9.0, 18.0, 21.0, [0, 1]]]

@@ -65,33 +65,35 @@ def test_what_a_shared_gpu_cannot_do_is_one_error(words, problem, two_gpus):
     assert problems(config(*SHARED, *words)) == [problem]
 
 
+def nvidia_smi(folder, monkeypatch, script: str) -> None:
+    """A program of its name."""
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\nexec sleep 60\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
 def test_nvidia_smi_is_asked_while_the_steps_run(tmp_path, monkeypatch):
-    """A program of its name that answers as it does: a number per line, or [N/A]."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho 10\nread -r _ < {tmp_path}/go\n'
-        'echo "[N/A]"; echo 80; echo 90\nexec sleep 60\n'
-    )
-    program.chmod(0o755)
-    os.mkfifo(tmp_path / "go")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    """It answers as nvidia's does: a number per line, or [N/A]; without it nothing is known."""
+    asked, go = tmp_path / "asked", tmp_path / "go"
+    script = f'echo "$@" > {asked}\necho 10\nread -r _ < {go}\necho "[N/A]"; echo 80; echo 90'
+    nvidia_smi(tmp_path, monkeypatch, script)
+    os.mkfifo(go)
     busy = Utilisation("GPU-12")
     process = busy._process
     until(lambda: len(busy._answers) == 1)
     since = perf_counter_ns()
-    (tmp_path / "go").write_text("\n")
+    go.write_text("\n")
     until(lambda: len(busy._answers) == 3)
     assert busy.end(since) == 85.0
     assert process.returncode == -signal.SIGTERM
-    assert "--id=GPU-12 --query-gpu=utilization.gpu --format=csv,noheader,nounits" in (tmp_path / "asked").read_text()
+    assert "--id=GPU-12 --query-gpu=utilization.gpu --format=csv,noheader,nounits" in asked.read_text()
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert Utilisation("GPU-12").end(0) is None
 
 
 def test_nvidia_smi_ends_with_what_asks_it(tmp_path, monkeypatch):
     """A profile opens a device for each of its cases: with one nvidia-smi each, the last cases would share the host."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    nvidia_smi(tmp_path, monkeypatch, ":")
     busy = Utilisation("GPU-12")
     process = busy._process
     del busy
@@ -109,11 +111,6 @@ def test_a_profile_of_a_gpu_uses_a_rank_per_gpu_and_names_the_card(two_gpus, mon
         assert not plan.transports  # those of a CPU cannot move a GPU's tensors
     assert machine_of("cuda", 1).processor == "a card"
     assert machine_of("cpu", 1).processor == processor()
-
-
-def test_without_nvidia_smi_nothing_is_known(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert Utilisation("GPU-12").end(0) is None
 
 
 def test_the_driver_s_count_stands_beside_that_of_the_actions(tmp_path):

@@ -16,7 +16,7 @@ from own_model import mixed, settings_of
 from threads import in_threads
 
 from microp.model import compiled
-from microp.schedule import builders, skewed, uniform
+from microp.schedule import builders, skewed
 from microp.schedule.builders import gpipe, interleaved
 from microp.settings import AS_WRITTEN, Computing, MlpSettings
 from microp.system import machine
@@ -59,15 +59,7 @@ def test_gradients_are_those_of_the_single_process(name, graphs, whole):
         if not whole and mode not in MODES[name]:
             continue
         schedule = getattr(builders, WITHOUT_W[(turn + 2) % len(WITHOUT_W)])(2, 4)
-        model = MODELS[name]()
-        job = small_job(
-            schedule=schedule,
-            model=model,
-            partition=skewed(model.layers, schedule.stages),
-            checkpointing=CHECKPOINTING[mode],
-            backend="threads",
-            computing=COMPILED,
-        )
+        job = small_job(mode, skewed, schedule=schedule, model=MODELS[name](), backend="threads", computing=COMPILED)
         assert_near(by_threads(job, 300), by_one_process(job), **NEAR)
     assert graphs
 
@@ -83,8 +75,7 @@ def test_bf16_compiled_is_bf16_as_it_is_written(graphs):
 def test_all_is_compiled_before_the_first_step(graphs, tmp_path):
     """Two numbers of rows, forwards with and without a graph; the step for memory runs layers as they are written."""
     schedule = interleaved(2, 4)
-    cut, policy = uniform(6, schedule.stages), CHECKPOINTING["except_last"]
-    job = small_job(schedule=schedule, partition=cut, checkpointing=policy, backend="threads", computing=COMPILED)
+    job = small_job("except_last", schedule=schedule, backend="threads", computing=COMPILED)
 
     def train(comms):
         trainer = Trainer(job, comms)
@@ -103,9 +94,8 @@ def test_all_is_compiled_before_the_first_step(graphs, tmp_path):
     both = in_threads(2, train, timeout_s=300)
     for counts, _ in both:
         assert counts[0] == counts[-1] > 0
-    written = in_threads(
-        2, partial(training.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
-    )
+    peaks = partial(training.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
+    written = in_threads(2, peaks)
     assert [peak for _, peak in both] == [peak for [peak] in written]
 
 
@@ -114,7 +104,7 @@ def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch
     monkeypatch.setattr(building, "PAUSE_S", 0.0)
     meetings = [0, 0]
 
-    def counted(comms):
+    def work(comms):
         meet = comms.gather_all
 
         def gather_all(value):
@@ -122,9 +112,6 @@ def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch
             return meet(value)
 
         comms.gather_all = gather_all
-
-    def work(comms):
-        counted(comms)
         with building._beside_the_others(comms):
             while comms.rank == 1 and meetings[0] < 20:
                 time.sleep(0.001)
@@ -152,7 +139,7 @@ def test_a_layer_that_cannot_be_compiled_is_named(monkeypatch, tmp_path):
 
     torch._dynamo.reset()
     monkeypatch.setattr(compiled, "BACKEND", fails)
-    job = small_job(schedule=gpipe(1, 2), partition=uniform(6, 1), backend="threads", computing=COMPILED)
+    job = small_job(schedule=gpipe(1, 2), backend="threads", computing=COMPILED)
     with pytest.raises(RankError) as error:
         run_threads(job, tmp_path)
     said = str(error.value)
@@ -166,7 +153,7 @@ def test_generated_code():
     """One small model on one rank: nothing else here waits for a C++ compiler, which takes seconds per kernel."""
     torch._dynamo.reset()
     model = MlpSettings("mlp", 1, 16, "float32")
-    job = small_job(schedule=gpipe(1, 3), model=model, partition=uniform(1, 1), backend="threads", computing=COMPILED)
+    job = small_job(schedule=gpipe(1, 3), model=model, backend="threads", computing=COMPILED)
     assert_near(by_threads(job, 300), by_one_process(job), **NEAR)
 
 

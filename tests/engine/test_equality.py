@@ -48,8 +48,7 @@ ALL = [*product((naive, gpipe, one_f_one_b), (1, 2, 3, 5, 8), (uniform, skewed),
 
 
 def job_of(schedule, cut, mode, model, **changes):
-    partition = cut(model.layers, schedule.stages)
-    return small_job(schedule=schedule, partition=partition, checkpointing=CHECKPOINTING[mode], model=model, **changes)
+    return small_job(mode, cut, schedule=schedule, model=model, **changes)
 
 
 @pytest.mark.parametrize(("ranks", "backend"), [(1, "shm"), (2, "shm"), (3, "shm"), (4, "shm"), (3, "gloo")])
@@ -62,7 +61,7 @@ def test_bit_for_bit(ranks, backend, whole, tmp_path):
         assert_equal(job, trained)
 
 
-REORDERED = (schedules.seq_1f1b, schedules.dualpipe, schedules.chimera)  # test_slices and test_copies
+REORDERED = (schedules.seq_1f1b, schedules.dualpipe, schedules.chimera)  # test_slices_and_copies.py
 OTHERS = [build for build in schedules.ORDERS.values() if build not in (naive, gpipe, one_f_one_b, *REORDERED)]
 
 

@@ -40,11 +40,7 @@ def model_of(name: str):
 
 
 def job_of(name: str, schedule, mode: str = "never", cut=uniform, **changes):
-    model, computing = model_of(name), MODELS[name][1]
-    partition, policy = cut(model.layers, schedule.stages), CHECKPOINTING[mode]
-    return small_job(
-        schedule=schedule, model=model, partition=partition, computing=computing, checkpointing=policy, **changes
-    )
+    return small_job(mode, cut, schedule=schedule, model=model_of(name), computing=MODELS[name][1], **changes)
 
 
 def schedule_of(name: str, ranks: int):
@@ -93,16 +89,9 @@ BY_TORCH = [
 def test_processes(backend, tmp_path):
     """Each imports the function itself; tensors of 2 and 4 bytes per number; torch's own runtime needs sockets."""
     cases = [(case, "microp") for case in BY_MICROP] + [(case, "torch") for case in BY_TORCH if backend == "gloo"]
-    jobs = [
-        job_of(
-            model,
-            getattr(builders, build)(2, 4),
-            mode,
-            batch_size=8,
-            backend=backend,
-            engine=EngineSettings(engine, False),
-        )
-        for (model, build, mode), engine in cases
-    ]
+    jobs = []
+    for (model, build, mode), engine in cases:
+        given = {"batch_size": 8, "backend": backend, "engine": EngineSettings(engine, False)}
+        jobs.append(job_of(model, getattr(builders, build)(2, 4), mode, **given))
     for job, trained in zip(jobs, by_processes(jobs, tmp_path), strict=True):
         assert_equal(job, trained)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from copy import deepcopy
 from pathlib import Path
 from statistics import median
@@ -99,9 +100,7 @@ OTHERS = (
 
 def is_action(event) -> bool:
     name = str(event.get("name"))
-    return name.startswith(("PP:", "Forward", "Backward")) and not any(
-        word in name for word in ("SEND", "RECV", "SHARD", "REDUCE")
-    )
+    return name.startswith(("PP:", "Forward", "Backward")) and not re.search("SEND|RECV|SHARD|REDUCE", name)
 
 
 def change(kind: str, events: list, draw: random.Random) -> None:
@@ -150,10 +149,9 @@ def without_operators(file: Path) -> dict:
 
 
 def written(folder: Path, texts: list[bytes]) -> list[Path]:
-    files = [folder / f"rank{rank}.json" for rank in range(len(texts))]
-    for file, text in zip(files, texts, strict=True):
-        file.write_bytes(text)
-    return files
+    for rank, text in enumerate(texts):
+        (folder / f"rank{rank}.json").write_bytes(text)
+    return [folder / f"rank{rank}.json" for rank in range(len(texts))]
 
 
 def test_a_spoilt_trace_gives_a_line_or_the_right_bubble(traces, tmp_path):

@@ -98,21 +98,14 @@ def test_how_replicas_are_kept_equal_is_asked_only_where_there_are_some(job: Job
     assert one.run_id != other.run_id
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "comms.timeout_s=7",
-        "tracking=online",
-        "tracking=disabled",
-        "tracking.tags=[mine]",
-        "launch=torchrun",
-        "launch.shutdown_s=9",
-        "output_dir=elsewhere",
-        "activation_limit=99",
-        "again=true",
-        "skip=true",
-    ],
+HOW = (
+    *("comms.timeout_s=7", "tracking=online", "tracking=disabled", "tracking.tags=[mine]", "launch=torchrun"),
+    *("launch.shutdown_s=9", "output_dir=elsewhere", "activation_limit=99", "again=true", "skip=true"),
+    *("dry_run=true", "fail_fast=true"),
 )
+
+
+@pytest.mark.parametrize("word", HOW)
 def test_where_how_and_whether_it_runs_is_not_asked(job: Job, word: str) -> None:
     config, order = plain(read_config(compose_config(word))), to_text(job.schedule)
     assert config != plain(read_config(compose_config()))

@@ -8,20 +8,8 @@ from pathlib import Path
 import pytest
 from user import torchrun
 
-from microp.labs import (
-    LABS,
-    ddp,
-    gpipe,
-    manual_replicas,
-    manual_split,
-    memory_wall,
-    monolith,
-    naive,
-    one_f_one_b,
-    pipeline,
-    train_text,
-    typed,
-)
+from microp import labs
+from microp.labs import LABS, ddp, gpipe, manual_replicas, manual_split, memory_wall, monolith, naive, one_f_one_b
 from microp.labs import __main__ as command
 
 FOLDER = Path(__file__).parents[2] / "microp" / "labs"
@@ -39,19 +27,13 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return text
 
 
-def test_the_readme_lists_them_in_order():
+def test_the_readme_and_the_command_list_them_in_order(capsys):
     text = (FOLDER / "README.md").read_text()
     assert re.findall(r"-m microp\.labs (\w+)`", text) == list(LABS)
     assert all((FOLDER / f"{name}.py").exists() for name in LABS)
-
-
-def test_the_list(capsys):
     assert command.main([]) == 0
     assert re.findall(r"^ ?\d+  (\w+)", capsys.readouterr().out, re.MULTILINE) == list(LABS)
-
-
-def test_a_lab_by_its_number_with_words(capsys):
-    command.main(["1", "batch_size=32", "model.layers=3"])
+    command.main(["1", "batch_size=32", "model.layers=3"])  # a lab by its number with words
     assert capsys.readouterr().out.startswith("3 layers, ")
 
 
@@ -91,8 +73,11 @@ def test_every_lab_has_help(lab, capsys):
 
 
 def test_another_option_of_a_group_takes_none_of_the_keys_that_the_lab_gives(capsys):
-    assert typed.typed_job("gpipe", "", ["device=cpu"], *pipeline.EMULATED, takes=["device"]).device.name == "cpu"
-    kept = typed.typed_job("gpipe", "", ["device=emulated"], *pipeline.EMULATED, takes=["device"]).device
+    assert (
+        labs.typed.typed_job("gpipe", "", ["device=cpu"], *labs.pipeline.EMULATED, takes=["device"]).device.name
+        == "cpu"
+    )
+    kept = labs.typed.typed_job("gpipe", "", ["device=emulated"], *labs.pipeline.EMULATED, takes=["device"]).device
     assert (kept.forward_ms, kept.per) == (0.3125, ["row"])
 
 
@@ -112,25 +97,26 @@ def test_memory_wall(capsys):
     bars = dict(re.findall(r"GB  (\S.*?) +(█+)$", text, re.MULTILINE))
     assert len(bars["in all"]) == pytest.approx(4 * len(bars["gradients"]), abs=3)
     assert len(bars["in all"]) == pytest.approx(160 / 24 * len(bars["a card"]), abs=4)
-    assert "   40.00 GB  parameters" in text
-    assert "   80.00 GB  Adam's two moments" in text
-    assert "The parameters alone are 40 GB: they do not fit on a card of 24 GB." in text
-    memory_wall.main(["--parameters", "1e9"])
-    assert "they fit on a card of 24 GB" in said(capsys)
-    memory_wall.main(["layers=4"])
-    assert "Training one layer needs 40.1 GB, more than a card: no cut between layers is" in said(capsys)
-    memory_wall.main(["card=1000"])
-    assert "needs 1 card: at most 16 layers" in said(capsys)
+    for line in (
+        "40.00 GB  parameters",
+        "80.00 GB  Adam's two",
+        "The parameters alone are 40 GB: they do not fit on a",
+    ):
+        assert line in text
+    for words, line in (
+        (["--parameters", "1e9"], "they fit on a card of 24 GB"),
+        (["layers=4"], "Training one layer needs 40.1 GB, more than a card: no cut between layers is"),
+        (["card=1000"], "needs 1 card: at most 16 layers"),
+    ):
+        memory_wall.main(words)
+        assert line in said(capsys)
 
 
-def test_manual_split(capsys):
+def test_manual_split_and_replicas(capsys):
     manual_split.main([])
     text = said(capsys)
     assert text.index("gradients: False") < text.index("gradients: True", text.index("gradients: False"))
     assert "32 of 32 gradients equal the monolith's bit for bit" in text
-
-
-def test_manual_replicas(capsys):
     manual_replicas.main([])
     alone, average = map(float, re.findall(r"(\d\.\de-\d+)", said(capsys)))
     assert average < 1e-12 < 1e-4 < alone
@@ -185,7 +171,7 @@ def test_hooks_fire_from_the_last_layer_to_the_first(capsys):
 
 
 def test_a_gpt_learns_in_the_pipeline_as_in_one_process(tmp_path, capsys):
-    assert train_text.main(["steps=12", "--folder", str(tmp_path)]) == 0
+    assert labs.train_text.main(["steps=12", "--folder", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.partition("before training:")[0].splitlines())) <= 80
     assert "12 of 12 losses are the same bit for bit" in " ".join(text.split())
@@ -195,5 +181,5 @@ def test_a_gpt_learns_in_the_pipeline_as_in_one_process(tmp_path, capsys):
     before, after = re.split("before training:\n|after training:\n", (tmp_path / "sample.txt").read_text())[1:]
     assert before.count("\\x") > 1.5 * after.count("\\x")  # most bytes of an untrained model are no text
     with pytest.raises(SystemExit) as end:
-        train_text.main(["--steps", "0"])
+        labs.train_text.main(["--steps", "0"])
     assert end.value.code == 2

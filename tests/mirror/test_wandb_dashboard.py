@@ -42,14 +42,10 @@ def strings(value) -> set[str]:
 
 def panels(value):
     """All panels of a specification, by their type."""
-    if isinstance(value, dict):
-        if "viewType" in value and "config" in value:
-            yield value["viewType"], value["config"]
-        for each in value.values():
-            yield from panels(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from panels(each)
+    if isinstance(value, dict) and "viewType" in value and "config" in value:
+        yield value["viewType"], value["config"]
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from panels(each)
 
 
 def test_it_is_about_what_the_runs_varied(subject, experiment):
@@ -57,6 +53,9 @@ def test_it_is_about_what_the_runs_varied(subject, experiment):
     assert (subject.entity, subject.project, subject.tag) == ("team", "microp", "hop_latency")
     schedules = {attempt: read_summary(attempt)["schedule"] for attempt in attempts(experiment)}
     by_schedule = {(schedule, subject.colours[f"summary-{n}"]) for n, schedule in enumerate(schedules.values())}
+    for view, job in zip(specification(subject)["workspaces"], ("summary", "rank"), strict=True):
+        assert {"jobType", job, "tags", "hop_latency"} <= strings(view)
+        assert view["displayName"] == f"microp hop_latency: {'runs' if job == 'summary' else 'ranks'}"
     assert len(by_schedule) == len(set(schedules.values())) == len({colour for _, colour in by_schedule}) == 2
 
 
@@ -87,13 +86,6 @@ def test_every_name_in_it_is_in_a_recorded_run(subject, experiment, tmp_path):
     last = [record["history"]["item"] for record in inspect(tmp_path, f"summary-{uid}") if "history" in record][-1]
     assert {f"{name}._type" for name in media} <= set(last)
     assert media == {"timeline"}
-
-
-def test_the_filters_are_the_job_type_and_the_experiment(subject):
-    for view, job in zip(specification(subject)["workspaces"], ("summary", "rank"), strict=True):
-        texts = strings(view)
-        assert {"jobType", job, "tags", "hop_latency"} <= texts
-        assert view["displayName"] == f"microp hop_latency: {'runs' if job == 'summary' else 'ranks'}"
 
 
 def test_it_survives_the_way_to_w_and_b_s_form_and_back(subject):

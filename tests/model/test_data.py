@@ -26,15 +26,12 @@ def test_a_batch_follows_from_seed_and_step(source):
     assert 0 <= one(0).min() <= one(0).max() <= 255
 
 
-def test_default_text_is_the_standard_library():
+def test_default_text_is_the_standard_library_and_a_folder_is_read_by_name_with_its_subfolders(tmp_path):
     settings = TextSettings("text", None)
     corpus = b"".join(file.read_bytes() for file in settings.files())
     assert Path(sysconfig.get_paths()["stdlib"]) / "argparse.py" in settings.files()
     assert not any("site-packages" in file.parts for file in settings.files())
     assert all(bytes(row.tolist()) in corpus for row in open_data(settings, 3, 40, 0)(0))
-
-
-def test_a_folder_is_read_by_name_with_its_subfolders(tmp_path):
     (tmp_path / "tests").mkdir()
     for name in ("b.txt", "a.txt", "tests/c.txt", ".hidden"):
         (tmp_path / name).write_text(Path(name).stem[0])
@@ -43,27 +40,20 @@ def test_a_folder_is_read_by_name_with_its_subfolders(tmp_path):
     assert set(open_data(settings, 50, 1, 0)(0).flatten().tolist()) == {97, 98, 99}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"012345678", None),
-        (None, "does not exist"),
-        (b"", "is empty: give a text of at least 9 bytes"),
-        (b"01234567", "has 8 bytes"),
-    ],
-)
-def test_the_shortest_text_that_will_do(tmp_path, content, message):
+TEXTS = {"does not exist": None, "is empty: give a text of at least 9 bytes": b"", "has 8 bytes": b"01234567"}
+
+
+def test_the_shortest_text_that_will_do(tmp_path):
     path = tmp_path / "text"
-    if content is not None:
-        path.write_bytes(content)
-    problems = TextSettings("text", str(path)).problems(8, 256)
-    if message is None:
-        assert problems == []
-        assert open_data(TextSettings("text", str(path)), 2, 8, 0)(0).tolist() == [list(content)] * 2
-    else:
-        assert len(problems) == 1
-        assert message in problems[0]
-        assert f"data.path={path}" in problems[0]
+    for said, content in TEXTS.items():
+        if content is not None:
+            path.write_bytes(content)
+        [problem] = TextSettings("text", str(path)).problems(8, 256)
+        assert said in problem
+        assert f"data.path={path}" in problem
+    path.write_bytes(b"012345678")
+    assert TextSettings("text", str(path)).problems(8, 256) == []
+    assert open_data(TextSettings("text", str(path)), 2, 8, 0)(0).tolist() == [list(b"012345678")] * 2
 
 
 def write_tokens(folder: Path) -> dict[str, Path]:
@@ -88,14 +78,10 @@ def test_tokens_of_every_type_are_the_same_rows(tmp_path):
     assert torch.equal(found[0].diff(dim=1), torch.ones(4, 9, dtype=torch.int64))  # consecutive tokens of the file
     last = open_data(settings, 200, 998, seed=0)(0)  # 1,000 tokens have two places for a row of 999
     assert set(last[:, 0].tolist()) == {0, 1}
-
-
-def test_only_the_rows_are_read(tmp_path):
     path = tmp_path / "large.bin"
     path.touch()
-    os.truncate(path, 2**40)  # a TiB that takes no room on the disk
-    settings = TokenSettings("tokens", str(path), "uint16")
-    assert open_data(settings, 3, 5, seed=0)(0).tolist() == [[0] * 6] * 3
+    os.truncate(path, 2**40)  # a TiB that takes no room on the disk: only the rows are read
+    assert open_data(TokenSettings("tokens", str(path), "uint16"), 3, 5, seed=0)(0).tolist() == [[0] * 6] * 3
 
 
 def test_tokens_that_will_not_do(tmp_path):
@@ -121,6 +107,14 @@ def test_tokens_that_will_not_do(tmp_path):
     [problem] = TokenSettings("tokens", str(files["uint16"]), "uint16").problems(9, 999)
     assert "has tokens from 0 to 999, but the model has 999 different ones, from 0 to 998: use a model with" in problem
     assert "data=text has 256 different tokens" in TextSettings("text", None).problems(9, 100)[0]
+    for path, skip, said in [
+        (files["npy"], 8, "data.skip=8 is not used by data.path="),
+        (files["uint16"], 7, "has 1993 bytes after data.skip=7, no whole number of data.type=uint16"),
+        (files["uint16"], 5000, "has 0 bytes after data.skip=5000, no whole number"),
+        (files["uint16"], -1, "data.skip=-1 is below 0: use at least 0"),
+    ]:
+        [problem] = TokenSettings("tokens", str(path), "uint16", skip=skip).problems(9, 1000)
+        assert said in problem
 
 
 SOME = np.random.default_rng(0)
@@ -192,18 +186,6 @@ def test_a_file_that_begins_with_something_else(tmp_path, content, said):
         assert asked.problems(9, 50_257) == []
         whole = open_data(asked, 20, len(WORDS) - 1, seed=0)(0)
         assert torch.equal(whole[0], torch.from_numpy(WORDS))
-
-
-def test_a_skip_that_cannot_be(tmp_path):
-    files = write_tokens(tmp_path)
-    for path, skip, said in [
-        (files["npy"], 8, "data.skip=8 is not used by data.path="),
-        (files["uint16"], 7, "has 1993 bytes after data.skip=7, no whole number of data.type=uint16"),
-        (files["uint16"], 5000, "has 0 bytes after data.skip=5000, no whole number"),
-        (files["uint16"], -1, "data.skip=-1 is below 0: use at least 0"),
-    ]:
-        [problem] = TokenSettings("tokens", str(path), "uint16", skip=skip).problems(9, 1000)
-        assert said in problem
 
 
 def test_contents_tell_data_from_others_at_the_same_path(tmp_path):

@@ -51,15 +51,9 @@ def test_the_number_and_size_of_weights_follow_from_the_settings(settings):
     weights = [p for index in range(model.layers) for p in model.layer(index, 0).parameters()]
     assert settings.weights == sum(p.numel() for p in weights)
     assert settings.weights * settings.weight_bytes == sum(p.nbytes for p in weights)
-
-
-def test_mlp_has_sixteen_linear_layers_as_the_courses_have():
-    model = build_model(MlpSettings("mlp", 16, 64, "float32"))
-    linear = [m for i in range(16) for m in model.layer(i, 0).modules() if isinstance(m, torch.nn.Linear)]
-    assert len(linear) == 16
-
-
-def test_bits():
+    if settings.name == "mlp":  # as many Linear layers as it says
+        linear = [m for i in range(model.layers) for m in model.layer(i, 0).modules() if isinstance(m, torch.nn.Linear)]
+        assert len(linear) == settings.layers
     assert Bits(torch.float32)(torch.tensor([[5, 255]])).tolist() == [[1, -1, 1, -1, -1, -1, -1, -1] + [1] * 8]
 
 
@@ -88,27 +82,3 @@ def test_dropout_follows_from_seed_step_and_microbatch():
     assert mask(1, 2, 3).unique().tolist() == [0.0, pytest.approx(1 / 0.75)]
     assert 0.7 < (mask(1, 2, 3) > 0).float().mean() < 0.8
     assert Dropout(0.0, 1)(x) is x
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"heads": 3}, "model.heads=3 does not divide model.dim=16"),
-        ({"heads": 0}, "model.heads=0 does not divide"),
-        ({"context": 0}, "model.context=0 is below 1"),
-        ({"layers": 0}, "model.layers=0 is below 1"),
-        ({"dropout": 1.0}, "model.dropout=1.0 is not in"),
-        ({"dtype": "float16"}, "model.dtype=float16"),
-    ],
-)
-def test_problems(changes, message):
-    model = gpt()
-    for key, value in changes.items():
-        setattr(model, key, value)
-    assert any(message in problem for problem in model.problems())
-
-
-def test_mlp_wants_whole_bytes():
-    assert MlpSettings("mlp", 2, 12, "float32").problems() == [
-        "model.dim=12 is not a positive multiple of 8, the bits of a byte: use e.g. 64"
-    ]

@@ -139,8 +139,6 @@ def test_a_layer_that_ends_the_process_later_on_ends_no_command():
 
 def test_dropout_differs_between_microbatches_and_steps_only():
     """The single process draws the same numbers each time, and others for another seed."""
-    job = own_job(settings_of(mixed, dropout=0.5))
-    runs = [[step.loss for step in monolith.steps(each, 2)] for each in (job, job)]
-    without = [step.loss for step in monolith.steps(own_job(settings_of(mixed)), 2)]
-    assert runs[0] == runs[1]
-    assert runs[0] != without
+    models = [settings_of(mixed, dropout=dropout) for dropout in (0.5, 0.5)] + [settings_of(mixed)]
+    one, same, without = ([step.loss for step in monolith.steps(own_job(model), 2)] for model in models)
+    assert one == same != without

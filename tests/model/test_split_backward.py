@@ -17,15 +17,6 @@ from microp.model.split_backward import Deferred, SplitBackward
 ONE = torch.ones(())
 
 
-def divide(module: nn.Module, x: torch.Tensor) -> Deferred:
-    """Forward and B of the module's sum; W is left."""
-    backward = SplitBackward([module])
-    deferred = backward.deferred = Deferred()
-    loss = module(x).sum()
-    deferred.backward(get_gradient_edge(loss), ONE, x, backward)
-    return deferred
-
-
 def test_a_linear_may_be_used_once_in_one_step_and_twice_in_the_next():
     torch.manual_seed(0)
     module = nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 32)])
@@ -46,27 +37,23 @@ def test_a_linear_may_be_used_once_in_one_step_and_twice_in_the_next():
             assert torch.equal(a.grad, b.grad)
 
 
-def test_an_input_that_is_written_after_its_forward_is_refused():
-    layer = nn.Linear(4, 4)
+def test_an_input_that_is_written_is_refused_an_embedding_has_no_input_gradient_and_else_nothing_is_divided():
+    layer, x = nn.Linear(4, 4), torch.randn(2, 4)
     backward = SplitBackward([layer])
     deferred = backward.deferred = Deferred()
-    x = torch.randn(2, 4)
     loss = layer(x).sum()
-    x.zero_()
+    x.zero_()  # after its forward
     with pytest.raises(RuntimeError, match="written in place"):
         deferred.backward(get_gradient_edge(loss), ONE, x, backward)
 
-
-def test_an_embedding_has_no_input_gradient():
-    table = nn.Embedding(10, 4)
-    deferred = divide(table, torch.tensor([1, 1, 3]))
-    assert table.weight.grad is None
-    assert len(deferred.graphs) == 1
+    table, tokens = nn.Embedding(10, 4), torch.tensor([1, 1, 3])
+    backward = SplitBackward([table])
+    deferred = backward.deferred = Deferred()
+    deferred.backward(get_gradient_edge(table(tokens).sum()), ONE, tokens, backward)
+    assert (table.weight.grad, len(deferred.graphs)) == (None, 1)
     deferred.run()
     assert table.weight.grad[:, 0].tolist() == [0, 2, 0, 1, 0, 0, 0, 0, 0, 0]
 
-
-def test_without_deferred_nothing_is_divided():
     layer = nn.Linear(4, 4)
     backward = SplitBackward([layer])
     layer(torch.randn(2, 4)).sum().backward()
@@ -74,8 +61,7 @@ def test_without_deferred_nothing_is_divided():
     deferred = backward.deferred = Deferred()
     with torch.no_grad():
         layer(torch.randn(2, 4))
-    assert deferred.linears == []
-    assert deferred.graphs == []
+    assert (deferred.linears, deferred.graphs) == ([], [])
 
 
 @pytest.mark.parametrize("name", CHECKPOINTING)

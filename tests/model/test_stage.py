@@ -26,12 +26,6 @@ def run(stage, chunks=3):
     return outputs, inputs, [p.grad for p in stage.layers.parameters()]
 
 
-@pytest.mark.parametrize("name", ["except_last", "always", "segments"])
-def test_recomputation_changes_no_bit(name):
-    for mine, theirs in zip(run(make(CHECKPOINTING[name])), run(make(CHECKPOINTING["never"])), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-
-
 def test_segments_equal_torch_s_checkpoint_sequential():
     _, [mine, *_], gradients = run(make(Checkpointing("segments", 2, False), 1), 1)
     model = build_model(mlp())
@@ -61,18 +55,13 @@ def test_what_a_stage_only_passes_on_has_memory_of_its_own(name, module, split):
     assert len({tensor.untyped_storage().data_ptr() for tensor in (x, y, g, back)}) == 4
 
 
-@pytest.mark.parametrize(
-    ("checkpointing", "kept", "graphs"),
-    [
-        (CHECKPOINTING["never"], 1, [True] * 3),
-        (CHECKPOINTING["except_last"], 1, [False, False, True]),
-        (CHECKPOINTING["always"], 1, [False] * 3),
-        (CHECKPOINTING["segments"], 2, [False] * 3),
-        (Checkpointing("segments", 99, False), 4, [False] * 3),  # more segments than layers are one per layer
-    ],
-)
-def test_what_is_kept(checkpointing, kept, graphs):
-    stage = make(checkpointing)
+NINETY = Checkpointing("segments", 99, False)  # more segments than layers are one per layer
+KEPT = [("never", 1, [True] * 3), ("except_last", 1, [False, False, True]), ("always", 1, [False] * 3)]
+
+
+@pytest.mark.parametrize(("name", "kept", "graphs"), [*KEPT, ("segments", 2, [False] * 3), ("99", 4, [False] * 3)])
+def test_what_is_kept(name, kept, graphs):
+    stage = make(CHECKPOINTING.get(name, NINETY))
     for microbatch in range(3):
         stage.forward(microbatch, torch.randn(4, 32))
     assert [len(stage.kept[m]) for m in range(3)] == [kept] * 3
@@ -93,16 +82,12 @@ def test_dropout_is_the_same_in_the_recomputation():
         assert all(torch.equal(a, b) for a, b in zip(once(name), once("never"), strict=True))
 
 
-def test_recomputation_is_timed_and_only_then():
-    for name in CHECKPOINTING:
-        stage = make(CHECKPOINTING[name])
-        run(stage)
-        assert bool(stage.recomputations) == (name != "never")
-
-
-def test_problems():
-    assert Checkpointing("segments", 0, False).problems() == ["checkpointing.segments=0 is below 1: use at least 1"]
-    assert Checkpointing("never", 0, False).problems() == []
+@pytest.mark.parametrize("name", CHECKPOINTING)
+def test_recomputation_changes_no_bit_and_is_timed(name):
+    stage = make(CHECKPOINTING[name])
+    for mine, theirs in zip(run(stage), run(make(CHECKPOINTING["never"])), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert bool(stage.recomputations) == (name != "never")
 
 
 def test_a_loss_that_is_not_one_number_is_refused():

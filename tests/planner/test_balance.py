@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import comb
 
 import pytest
+from test_search import all_sizes
 
 from microp.job import Workload
 from microp.planner import NominalPrices, Task
@@ -18,14 +19,8 @@ from microp.simulator import LayerMemory, LayerTimes, Size
 from microp.system import GIB
 
 UNITS = NominalPrices(DeviceSettings("cpu", 1))
-ORDERS = [
-    builders.gpipe(4, 8),
-    builders.one_f_one_b(4, 8),
-    builders.zb_h1(4, 8),
-    builders.interleaved(2, 8),
-    builders.zb_v(2, 8),
-    builders.interleaved(2, 8, 3),
-]
+ORDERS = [builders.gpipe(4, 8), builders.one_f_one_b(4, 8), builders.zb_h1(4, 8), builders.interleaved(2, 8)]
+ORDERS += [builders.zb_v(2, 8), builders.interleaved(2, 8, 3)]
 
 
 def of_layers(times, device=None, **hops) -> LayerPrices:
@@ -45,25 +40,14 @@ def test_it_is_never_worse_than_the_uniform_partition_or_the_exact_cut(schedule)
         layers = chance.randint(schedule.stages, 14)
         times = [float(chance.choice([1, 1, 2, 5])) for _ in range(layers)]
         task = task_of(schedule, of_layers(times, latency=chance.choice([0, 0.5])))
-        steps = [
-            task.step(sizes.sizes)
-            for sizes in (
-                balanced(layers, schedule.stages, task),
-                balanced(layers, schedule.stages, task, refine=False),
-                uniform(layers, schedule.stages),
-            )
-        ]
+        refined, exact = (balanced(layers, schedule.stages, task, refine=refine) for refine in (True, False))
+        steps = [task.step(cuts.sizes) for cuts in (refined, exact, uniform(layers, schedule.stages))]
         assert steps[0] == pytest.approx(min(steps))
         better += steps[0] < steps[2] * 0.99
     assert better > 2
-
-
-def test_equal_layers_stay_uniform_if_no_other_partition_is_faster():
-    for schedule in ORDERS:
-        task, even = task_of(schedule, UNITS), uniform(12, schedule.stages)
-        found = balanced(12, schedule.stages, task)
-        assert found == even or task.step(found.sizes) < task.step(even.sizes)
-        assert found == even or schedule.stages > len(schedule.ranks)
+    task, even = task_of(schedule, UNITS), uniform(12, schedule.stages)  # equal layers stay so if none is faster
+    found = balanced(12, schedule.stages, task)
+    assert found == even or (task.step(found.sizes) < task.step(even.sizes) and schedule.stages > len(schedule.ranks))
 
 
 def test_a_partition_that_single_moves_do_not_lead_to():
@@ -102,15 +86,12 @@ def test_moves_of_layers_come_within_a_hundredth_of_all_partitions(name, monkeyp
         assert step <= 1.01 * task.step(balanced(layers, schedule.stages, task).sizes)
 
 
-def test_a_heavy_head_gets_a_stage_with_fewer_layers():
-    task = task_of(builders.one_f_one_b(4, 8), of_layers([1.0] * 15 + [4.0]))
-    assert balanced(16, 4, task).sizes == (5, 5, 5, 1)
-
-
 def test_a_slow_rank_gets_fewer_layers_and_an_emulated_stage_of_any_size_is_the_same():
     per_layer = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.0, None, ["layer"], speed=[1, 1, 0.5, 1])
     task = task_of(builders.gpipe(4, 8), NominalPrices(per_layer))
     assert balanced(14, 4, task).sizes == (4, 4, 2, 4)
+    task = task_of(builders.one_f_one_b(4, 8), of_layers([1.0] * 15 + [4.0]))  # a heavy head
+    assert balanced(16, 4, task).sizes == (5, 5, 5, 1)
     per_stage = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.0, None, [])
     assert balanced(14, 4, task_of(builders.gpipe(4, 8), NominalPrices(per_stage))) == uniform(14, 4)
 
@@ -127,12 +108,9 @@ def test_the_first_stage_of_1f1b_gets_fewer_layers_if_memory_is_short():
     sizes = balanced(12, 4, tight).sizes
     assert sizes == (2, 3, 3, 4)
     assert max(tight.ranks().peaks(sizes)) <= 22_000 < max(tight.ranks().peaks((3, 3, 3, 3)))
-
-
-def test_memory_that_no_partition_fits_into_is_refused():
-    task = task_of(builders.one_f_one_b(4, 8), UNITS, rows=10, memory=MEMORY, cap=0.00001 * GIB)
+    nothing = task_of(schedule, UNITS, rows=10, memory=MEMORY, cap=0.00001 * GIB)
     with pytest.raises(ValueError, match=r"device.memory_gib=1e-05 is too little for any partition of 12 layers"):
-        balanced(12, 4, task)
+        balanced(12, 4, nothing)
 
 
 def test_recomputation_counts():
@@ -146,15 +124,6 @@ def test_recomputation_counts():
 
 
 # --- a cut's longest stage is as short as possible: compared with all partitions of a few layers ---
-
-
-def all_sizes(layers: int, stages: int):
-    """Every partition."""
-    for inner in combinations(range(1, layers), stages - 1):
-        edges = (0, *inner, layers)
-        yield tuple(end - first for first, end in pairwise(edges))
-
-
 def longest(loads: Loads, sizes: tuple[int, ...]) -> float:
     edges = pairwise((0, *(sum(sizes[: stage + 1]) for stage in range(len(sizes)))))
     stages = zip(edges, loads.scale, loads.fixed, strict=True)
@@ -173,24 +142,12 @@ def test_no_partition_has_a_shorter_longest_stage():
         sizes = cut(loads)
         assert (sum(sizes), min(sizes) >= 1) == (len(loads.layers), True)
         assert longest(loads, sizes) == min(longest(loads, each) for each in all_sizes(len(loads.layers), stages))
-
-
-def plain(layers, stages: int) -> Loads:
-    return Loads(tuple(map(float, layers)), (1.0,) * stages, (0.0,) * stages)
-
-
-def test_the_even_cut_and_the_heavy_early_one_win_ties():
-    assert cut(plain([1] * 16, 4)) == (4, 4, 4, 4)
-    assert cut(plain([1] * 7, 2)) == (4, 3)
-    assert cut(plain([1, 1, 1, 1, 9], 3)) == (2, 2, 1)
-
-
-def test_a_slow_rank_gets_fewer_layers():
-    assert cut(Loads((1.0,) * 14, (1.0, 1.0, 2.0, 1.0), (0.0,) * 4)) == (4, 4, 2, 4)
-
-
-def test_more_stages_than_layers_are_refused():
-    with pytest.raises(ValueError, match="3 stages are more than 2 layers: use at most 2"):
-        cut(plain([1, 1], 3))
-    with pytest.raises(ValueError, match="1001 layers are too many for an exact cut: use at most 1000"):
-        cut(plain([1] * 1001, 3))
+    for layers, stages, sizes in (([1] * 16, 4, (4, 4, 4, 4)), ([1] * 7, 2, (4, 3)), ([1, 1, 1, 1, 9], 3, (2, 2, 1))):
+        loads = Loads(tuple(map(float, layers)), (1.0,) * stages, (0.0,) * stages)
+        assert cut(loads) == sizes  # the even cut and the heavy early one win ties
+    for layers, said in (
+        (2, "3 stages are more than 2 layers: use at most 2"),
+        (1001, "1001 layers are too many for an "),
+    ):
+        with pytest.raises(ValueError, match=said):
+            cut(Loads((1.0,) * layers, (1.0,) * 3, (0.0,) * 3))

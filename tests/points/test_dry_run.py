@@ -9,7 +9,7 @@ import pytest
 from configs import sweep_of
 from profiled import written
 from stored import store_run
-from user import SMALL, microp
+from user import SMALL, microp, ran
 
 from microp.commands.interface import measure
 from microp.config import ConfigError, job_of
@@ -109,8 +109,7 @@ def test_points_that_cannot_be_composed_are_shown_with_the_others(dry):
 
 
 def test_a_command_shows_it_and_writes_nothing(tmp_path):
-    done = microp("chunks=4", "dry_run=true", *WORDS, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran("chunks=4", "dry_run=true", *WORDS, folder=tmp_path)
     assert done.stdout.startswith("a dry run: chunks=4 device=emulated ")
     assert "1 to run: 5 steps, about 0.8 s. Nothing was started." in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -125,8 +124,3 @@ def test_a_price_and_python_refuse_it():
         compose_config("dry_run=true", name="simulate")
     with pytest.raises(ConfigError, match="dry_run=true is for the command line"):
         measure("dry_run=true")
-
-
-@pytest.mark.parametrize("key", ["dry_run", "fail_fast"])
-def test_they_are_no_part_of_a_question(key):
-    assert job_of(f"{key}=true").run_id == job_of().run_id == job_of("again=true").run_id

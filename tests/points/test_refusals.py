@@ -149,9 +149,12 @@ def test_rows_that_find_no_room_are_blamed_on_the_disk(typed, monkeypatch):
     assert not list(attempt.glob(".*"))
 
 
-def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed):
-    words = ["-m", "seed=1,2", *THREADS]
+def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed, monkeypatch, tmp_path):
+    """The sweep, which has a variable in its overrides, finds its points."""
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "outputs"))
+    words = ["-m", "seed=1,2", *THREADS, "output_dir='${oc.env:SCRATCH}'", "learning_rate='${calc:1/8}'"]
     assert typed(*words)[0] == 0
+    assert typed(*words)[::2] == (0, ["2 of 2 points are finished already; again=true runs them again"])
     assert list(Path("outputs").rglob("weights.pt")) == []
     code, out, errors = typed(*words, "snapshot.final=true", "dry_run=true")
     assert (code, errors) == (0, [])
@@ -161,17 +164,12 @@ def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed
     assert typed(*words, "snapshot.every=1")[2] == ["2 of 2 points are finished already; again=true runs them again"]
 
 
-@pytest.mark.parametrize(
-    ("name", "raised", "said"),
-    [
-        (
-            "write_text",
-            recorder.unwritable(Path("a/status.json"), NO_SPACE, 9),
-            r"error: no room in .*/status\.json \(",
-        ),
-        ("predict", ZeroDivisionError("no time"), r"error: ZeroDivisionError: no time \(HYDRA_FULL_ERROR=1 shows"),
-    ],
-)
+UNWRITABLE = recorder.unwritable(Path("a/status.json"), NO_SPACE, 9)
+UNOPENED = [("write_text", UNWRITABLE, r"error: no room in .*/status\.json \(")]
+UNOPENED += [("predict", ZeroDivisionError("no time"), r"error: ZeroDivisionError: no time \(HYDRA_FULL_ERROR=1 shows")]
+
+
+@pytest.mark.parametrize(("name", "raised", "said"), UNOPENED)
 def test_an_attempt_that_cannot_be_opened_leaves_nothing(typed, monkeypatch, name, raised, said):
     def failing(*_):
         raise raised
@@ -181,14 +179,6 @@ def test_an_attempt_that_cannot_be_opened_leaves_nothing(typed, monkeypatch, nam
     assert (code, out) == (1, "")
     assert re.match(said, error)
     assert list(Path("outputs/runs").glob("*/attempt-*")) == []
-
-
-def test_a_sweep_with_a_variable_in_its_overrides_finds_its_points(typed, monkeypatch, tmp_path):
-    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
-    words = ("-m", "seed=1,2", *THREADS, "output_dir='${oc.env:SCRATCH}/x'", "learning_rate='${calc:1/8}'")
-    assert typed(*words)[::2] == (0, [])
-    assert len(list((tmp_path / "scratch" / "x" / "runs").iterdir())) == 2
-    assert typed(*words)[::2] == (0, ["2 of 2 points are finished already; again=true runs them again"])
 
 
 CHAINED = """
@@ -209,18 +199,14 @@ def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path):
     short = microp(*words, folder=tmp_path)
     assert (short.returncode, short.stderr.count("\n")) == (2, 1)
     assert "KeyError: 'inner'" in short.stderr
-    for done in (
-        microp(*words, folder=tmp_path, HYDRA_FULL_ERROR="1"),
-        microp(*words, "hydra.verbose=true", folder=tmp_path),
-    ):
+    for more, environment in (((), {"HYDRA_FULL_ERROR": "1"}), (("hydra.verbose=true",), {})):
+        done = microp(*words, *more, folder=tmp_path, **environment)
         assert done.returncode == 2
         assert done.stderr.endswith(short.stderr)
         assert re.search(r'chained.py", line \d+, in helper\n', done.stderr)
 
 
 # --- disks of the test's own, real ranks ---------------------------------------------------------
-
-
 def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_room(tmp_path):
     """The disk is too small, then it is made larger, and then it becomes read-only."""
     for name in ("full", "tmp"):
@@ -229,9 +215,8 @@ def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_
     with Mounts(tmp_path) as mounts:
 
         def run(*more: str) -> tuple[int, str, list[str]]:
-            done = microp(
-                *more, *words, "output_dir=full", folder=tmp_path, inside=mounts.pid, TMPDIR=str(tmp_path / "tmp")
-            )
+            where = {"folder": tmp_path, "inside": mounts.pid, "TMPDIR": str(tmp_path / "tmp")}
+            done = microp(*more, *words, "output_dir=full", **where)
             said = re.sub(r"^no profile of .*?\bmakes\s+one\n", "", done.stderr, flags=re.DOTALL | re.MULTILINE)
             return done.returncode, done.stdout, said.splitlines()
 

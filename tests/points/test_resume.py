@@ -1,15 +1,20 @@
-"""A sweep that is typed again goes on where it stopped."""
+"""A sweep that is typed again goes on where it stopped; of two processes one runs each point."""
 
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from user import SMALL, begin, microp, read, until
+from user import SMALL, begin, microp, ran, read, until
+
+from microp.config import job_of
+from microp.records import hold
 
 WORDS = ["-m", "chunks=2,3,4", *SMALL, "tracking=disabled", "comms=threads"]
 
@@ -34,8 +39,7 @@ def swept(tmp_path_factory):
     """A sweep of two points that has been run, and a point of it again alone."""
     folder = tmp_path_factory.mktemp("swept")
     for words in (["-m", "chunks=2,3", *WORDS[2:]], ["chunks=3", *WORDS[2:]]):
-        done = microp(*words, folder=folder)
-        assert done.returncode == 0, done.stderr
+        done = ran(*words, folder=folder)
         assert "finished already" not in done.stderr
     assert attempts(folder) == [
         "gpipe-m2/attempt-1",
@@ -53,8 +57,7 @@ def copied(folder: Path, tmp_path: Path) -> Path:
 
 def test_what_is_finished_is_shown_and_not_run_again(swept, tmp_path):
     folder = copied(swept, tmp_path)
-    done = microp(*WORDS, folder=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran(*WORDS, folder=folder)
     assert "2 of 3 points are finished already" in done.stderr
     assert "gpipe-m4" in done.stderr  # the one that was run, in the progress
     assert "gpipe-m2" not in done.stderr
@@ -68,24 +71,14 @@ def test_what_failed_is_run_again_and_with_again_everything(swept, tmp_path):
     folder = copied(swept, tmp_path)
     [status] = (folder / "outputs" / "runs").glob("gpipe-m2-*/attempt-1/status.json")
     status.write_text(status.read_text().replace('"finished"', '"failed"'))
-    done = microp("-m", "chunks=2,3", *WORDS[2:], folder=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran("-m", "chunks=2,3", *WORDS[2:], folder=folder)
     assert "1 of 2 points are finished already" in done.stderr
     assert attempts(folder) == sorted([*attempts(swept), "gpipe-m2/attempt-2"])
-    done = microp("-m", "chunks=2,3", *WORDS[2:], "again=true", folder=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran("-m", "chunks=2,3", *WORDS[2:], "again=true", folder=folder)
     assert "finished already" not in done.stderr
     assert attempts(folder) == sorted(
         [*attempts(swept), *(f"gpipe-m{m}/attempt-3" for m in (2, 3)), "gpipe-m2/attempt-2"]
     )
-
-
-def test_points_that_ask_the_same_are_one_and_some_are_left_out(swept, tmp_path):
-    folder = copied(swept, tmp_path)
-    done = microp("-m", "chunks=2,3", "learning_rate=0.001,1e-3", "skip=true,false", *WORDS[2:], folder=folder)
-    assert done.returncode == 0, done.stderr
-    assert len(read(last_sweep(folder) / "plan.json")["points"]) == 2
-    assert attempts(folder) == attempts(swept)
 
 
 def test_ctrl_c_and_typed_again(tmp_path):
@@ -101,8 +94,51 @@ def test_ctrl_c_and_typed_again(tmp_path):
     assert statuses(tmp_path)[0] == "finished"
     assert statuses(tmp_path)[2] == "planned"
     assert len(read(last_sweep(tmp_path) / "plan.json")["points"]) == 3
-    done = microp(*words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran(*words, folder=tmp_path)
     assert "1 of 3 points are finished already" in done.stderr
     assert "gpipe-m2/attempt-2" not in attempts(tmp_path)
     assert statuses(tmp_path) == ["finished"] * 3
+
+
+def test_two_sweeps_at_once_run_each_point_once_and_have_a_folder_each(tmp_path):
+    both = [begin("-m", "chunks=2,3", *WORDS[2:], folder=tmp_path) for _ in range(2)]
+    for process in both:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    attempts = sorted((tmp_path / "outputs" / "runs").glob("*/attempt-*"))
+    assert [path.name for path in attempts] == ["attempt-1"] * 2
+    tables = [list(csv.DictReader(path.open())) for path in (tmp_path / "outputs" / "sweeps").glob("*/table.csv")]
+    assert len(tables) == 2
+    for table in tables:
+        assert [(row["chunks"], row["status"]) for row in table] == [("2", "finished"), ("3", "finished")]
+
+
+def test_a_single_run_is_told_who_runs_it(tmp_path):
+    run = tmp_path / "outputs" / "runs" / job_of("chunks=2", *WORDS[2:]).run_id
+    with hold(run):
+        done = microp("chunks=2", *WORDS[2:], folder=tmp_path)
+    assert done.returncode == 1
+    [line] = [each for each in done.stderr.splitlines() if each.startswith("error: ")]
+    assert line.startswith(f"error: {run.name} is being run by process {os.getpid()} on ")
+    assert line.endswith(f"wait until it has ended, or stop it (it holds outputs/runs/{run.name}/lock)")
+    assert list(run.iterdir()) == []  # nothing was started
+
+
+def test_a_sweep_runs_a_point_itself_if_the_run_that_it_waits_for_is_removed(tmp_path):
+    run = tmp_path / "outputs" / "runs" / job_of("chunks=2", *WORDS[2:]).run_id
+    with hold(run):
+        sweep = begin("-m", "chunks=2,3", *WORDS[2:], folder=tmp_path)
+        until(lambda: "this sweep waits" in sweep.said())
+        shutil.rmtree(run)
+        out, errors = sweep.communicate(timeout=200)
+    assert sweep.returncode == 0, errors
+    assert out.startswith("2 finished")
+
+
+@pytest.mark.skipif(
+    find_spec("joblib") is None, reason="hydra-joblib-launcher is not installed: pip install 'microp[joblib]'"
+)
+def test_ranks_start_from_a_worker_of_joblib(tmp_path):
+    words = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunks=2,3", "parallel=true"]
+    done = ran(*words, *SMALL, "tracking=disabled", folder=tmp_path)
+    assert "2 finished" in done.stdout

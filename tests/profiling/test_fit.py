@@ -8,18 +8,9 @@ import numpy as np
 import pytest
 from profiled import case, profile, traced
 
+from microp import profiling
 from microp.job import Workload
-from microp.profiling import (
-    Case,
-    between,
-    crowded_factors,
-    fit_times,
-    fit_transport,
-    forecast,
-    line,
-    samples_of,
-    stage_costs,
-)
+from microp.profiling import Case, between, crowded_factors, fit_times, fit_transport, forecast, line, samples_of
 from microp.profiling.forecast import speed_of
 from microp.schedule import partition, spread
 from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
@@ -71,12 +62,9 @@ def test_layers_are_found_in_stages(rows):
             taken = after.added[0] + after.factor[0] * 0.5  # of half a millisecond
             assert taken == pytest.approx(0.5, abs=0.02), (op, what)
     assert max(found.spread.values()) == 0
-
-
-def test_the_spread_of_one_step_is_not_known():
-    once = [replace(each, times=[times[:1] for times in each.times]) for each in cases(4.0)]
+    once = [replace(each, times=[times[:1] for times in each.times]) for each in cases(rows)]
     found = fit_times([sample for each in once for sample in samples_of(each, KINDS)], [], KINDS)
-    assert set(found.spread.values()) == {None}
+    assert set(found.spread.values()) == {None}  # of one step it is not known
 
 
 def test_what_ran_before_is_found():
@@ -100,13 +88,9 @@ def test_hops_and_the_engine_s_own_time():
     assert found.per_mib == pytest.approx(0, abs=1e-3)
     assert found.overhead == pytest.approx(0.01, abs=1e-4)
     assert between(next(cases(4.0))).optimizer == [(2**20, 0.25)] * 2
-
-
-def test_a_line_is_never_negative():
     assert line([(1, 3), (2, 5), (3, 7)]) == pytest.approx((1, 2))
-    assert line([(1, 5), (2, 4), (3, 3)])[1] == 0
-    assert line([]) == (0, 0)
-    assert line([(2, 7), (2, 9)]) == (8, 0)
+    assert line([(1, 5), (2, 4), (3, 3)])[1] == 0  # it is never negative
+    assert (line([]), line([(2, 7), (2, 9)])) == ((0, 0), (8, 0))
 
 
 def disturbed(measured: Case, chance: np.random.Generator) -> Case:
@@ -135,13 +119,13 @@ def test_no_stage_is_said_to_take_longer_than_the_longest_action_of_a_busy_machi
     longest = max(sample.ms for sample in samples)
     for chunks in (2, 3, 4, 5, 8):
         for build in (gpipe, one_f_one_b, zb_h1):
-            costs = stage_costs(made, KINDS, Workload(build(2, chunks), (4, 4), tuple(spread(8, chunks)), NEVER), "shm")
+            costs = profiling.stage_costs(
+                made, KINDS, Workload(build(2, chunks), (4, 4), tuple(spread(8, chunks)), NEVER), "shm"
+            )
             assert max(*costs.forward, *costs.backward, *(costs.weight or (0,))) <= longest * 1.001
 
 
 # --- more ranks than cores take turns, and that costs time ----------------------------------------
-
-
 MODEL = MlpSettings("mlp", 8, 64, "float32")
 SIZES = (2, 2, 2, 2)
 
@@ -153,7 +137,7 @@ def workload(schedule, rows: int) -> Workload:
 def run(schedule, rows: int, factor: float) -> Case:
     """A case of four ranks on two cores that lose a part of their speed."""
     known = profile(MODEL, crowded=(factor, factor))
-    costs = stage_costs(known, MODEL.kinds, workload(schedule, rows), "shm")
+    costs = profiling.stage_costs(known, MODEL.kinds, workload(schedule, rows), "shm")
     return traced(simulate_on_cores(schedule, costs, speed_of(known, rows)), SIZES, schedule, rows)
 
 
@@ -163,9 +147,6 @@ def test_the_factor_is_found_at_each_number_of_rows():
     found = crowded_factors(profile(MODEL), MODEL.kinds, cases, "shm")
     assert found == pytest.approx((0.6, 0.8), abs=2e-3)  # no case has 64 rows: the nearest number counts
     assert profile(MODEL, crowded=found).crowded_at(22) == pytest.approx(0.65, abs=2e-3)
-
-
-def test_without_such_cases_nothing_is_lost():
     assert crowded_factors(profile(MODEL), MODEL.kinds, [], "shm") == (1.0, 1.0)
 
 

@@ -20,14 +20,7 @@ from microp.profiling.profile import interpolate
 from microp.records import ProfileError, find_profile, read_profile, write_profile
 from microp.schedule import Action, Op, builders, spread
 from microp.schedule.builders import chimera, gpipe, one_f_one_b, seq_1f1b
-from microp.settings import (
-    NEVER,
-    Checkpointing,
-    DeviceSettings,
-    EstimateSettings,
-    GptSettings,
-    MlpSettings,
-)
+from microp.settings import NEVER, Checkpointing, DeviceSettings, EstimateSettings, GptSettings, MlpSettings
 
 MODEL = MlpSettings("mlp", 8, 64, "float32")
 HOP = 0.02 + 0.1 * 512 * 20 / 2**20  # of 20 rows, 512 bytes each
@@ -82,14 +75,9 @@ def test_a_step_is_its_actions_the_engine_s_time_and_the_optimizer():
     assert faster.step_ms < 0.6 * found.step_ms
 
 
-def test_a_profile_is_read_as_it_was_written(tmp_path):
-    written = profile(MODEL)
-    path = write_profile(tmp_path, written)
-    read = read_profile(path)
-    assert read == replace(written, path=str(path))
-
-
-def test_a_profile_is_found_for_its_machine_and_model(tmp_path):
+def test_a_profile_is_read_as_it_was_written_and_found_for_its_machine_and_model(tmp_path):
+    path = write_profile(tmp_path / "one", profile(MODEL))
+    assert read_profile(path) == replace(profile(MODEL), path=str(path))
     assert find_profile(tmp_path, MACHINE, MODEL, 64) is None
     for batch_size in (16, 64, 256):
         write_profile(tmp_path, profile(MODEL, batch_size=batch_size))
@@ -103,16 +91,7 @@ def test_a_profile_is_found_for_its_machine_and_model(tmp_path):
         read_profile(tmp_path / "nowhere.yaml")
 
 
-def test_between_and_beyond_the_measured_rows():
-    assert interpolate((8, 16, 64), (1, 3, 9), 12) == 2
-    assert interpolate((8, 16, 64), (1, 3, 9), 4) == 0
-    assert interpolate((8, 16, 64), (1, 3, 9), 128) == 17
-    assert interpolate((8,), (5,), 99) == 5
-
-
 # --- a time between two measured numbers of rows is not on the line between them ------------------
-
-
 @pytest.mark.parametrize("batch", [1, 7, 48, 240])
 def test_every_microbatch_of_a_batch_is_among_them(batch):
     found = numbers_of_rows(batch)
@@ -124,15 +103,11 @@ def test_the_factor_is_what_a_line_misses():
     rows, ms = [8, 10, 11, 16, 20, 32], [1.0, 1.25, 1.5, 2.0, 2.75, 4.0]
     found = row_factors(rows, {"forward": ms}, [8.0, 16.0, 32.0, 64.0])["forward"]
     assert found == pytest.approx((1, 1, 1.5 / 1.375, 1, 2.75 / 2.5, 1))
-
-
-def test_below_the_first_place_the_line_goes_on():
     found = row_factors([2, 8, 16], {"full": [1.0, 2.0, 3.0]}, [8.0, 16.0])["full"]
-    assert found == pytest.approx((1 / 1.25, 1, 1))
-
-
-def test_one_place_gives_no_line():
-    assert row_factors([2, 8], {"full": [1.0, 2.0]}, [8.0, 16.0]) == {}
+    assert found == pytest.approx((1 / 1.25, 1, 1))  # below the first place the line goes on
+    assert row_factors([2, 8], {"full": [1.0, 2.0]}, [8.0, 16.0]) == {}  # one place gives no line
+    assert [interpolate((8, 16, 64), (1, 3, 9), rows) for rows in (12, 4, 128)] == [2, 0, 17]
+    assert interpolate((8,), (5,), 99) == 5
 
 
 def test_a_profile_uses_the_factors_between_its_rows():
@@ -144,17 +119,11 @@ def test_a_profile_uses_the_factors_between_its_rows():
         times = given.layer_times(1, rows, {})
         assert times.forward == times.recompute == pytest.approx((1 + 0.1 * rows) * factor)
         assert times.full == pytest.approx(2 * (1 + 0.1 * rows))
-
-
-def test_factors_without_their_rows_are_refused():
-    plain = to_plain(profile(MODEL, fine_rows=(8.0, 64.0), row_factors={"forward": (1.0, 1.0)}))
     with pytest.raises(ValueError, match="one value for each of fine_rows"):
-        read_plain({**plain, "fine_rows": [8.0]}, "file")
+        read_plain({**to_plain(given), "fine_rows": [8.0]}, "file")
 
 
 # --- layers without measured times, and a device that is not here ---------------------------------
-
-
 GPT = GptSettings("gpt", 4, 32, "float32", 4, 16, 0.0, 1000)
 MLP = MlpSettings("mlp", 4, 512, "float32")
 ROWS = 8

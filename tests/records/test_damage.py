@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import microp
+from analysis import __main__ as report
 from analysis import overview, timeline
-from microp import tracking
+from microp import runs, tracking
 from microp.commands.interface import Run
 from microp.points import planned
 from microp.records import RecordError, check_attempt, read_reductions, read_spans, write_json
@@ -23,17 +24,8 @@ from microp.results import Store, load_runs, load_steps
 
 WORDS = ["schedule=1f1b", "chunks=3", "replicas=2", "comms=threads", "tracking=disabled", "steps=2", "warmup_steps=1"]
 TINY = ["model.layers=2", "model.dim=8", "batch_size=6"]
-RECORDS = [
-    "status.json",
-    "summary.json",
-    "config.yaml",
-    "env.json",
-    "schedule.txt",
-    "steps.rank1.jsonl",
-    "spans.rank2.jsonl",
-    "reductions.rank3.jsonl",
-    "error.rank1.json",
-]
+RECORDS = [f"{name}.json" for name in ("status", "summary", "env", "error.rank1")] + ["config.yaml", "schedule.txt"]
+RECORDS += ["steps.rank1.jsonl", "spans.rank2.jsonl", "reductions.rank3.jsonl"]
 DAMAGES = ["cut", "empty", "missing", "not-text", "no-keys"]
 UNSEEN = {  # nothing tells how many errors and sums were written
     ("error.rank1.json", "missing"),
@@ -112,23 +104,17 @@ def test_the_report_lists_them(made):
     assert store.plans == []
 
 
-def test_a_timeline_names_the_file(made, capsys):
+def test_a_timeline_names_the_file_tracking_goes_on_and_a_sweep_runs_the_point_again(made, capsys):
     path = run_of(made, "spans.rank2.jsonl", "cut") / "attempt-1" / "spans.rank2.jsonl"
     with pytest.raises(SystemExit, match="2"):
         timeline.main([str(path.parent)])
     said = capsys.readouterr()
     assert said.err.startswith(f"error: {path} cannot be read (")
     assert said.err.count("\n") == 1
-
-
-def test_tracking_names_the_file_and_goes_on(made, capsys):
     assert tracking.main([str(made)]) == 1
     said = capsys.readouterr()
     assert said.out.strip().endswith("attempt-1: disabled")
     assert named([line.split(": ", 1)[1] for line in said.err.splitlines()]) == files(made)
-
-
-def test_a_sweep_runs_the_point_again(made):
     assert planned.finished(good_run(made)) == good_run(made) / "attempt-1"
     assert [planned.finished(Path(path).parents[1]) for path in files(made)] == [None] * len(CASES)
 
@@ -150,8 +136,6 @@ def test_an_older_attempt_stands_in_for_a_damaged_one(made, tmp_path):
 
 
 # --- traces, and records of a newer microp -------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "read"), [("spans", read_spans), ("reductions", read_reductions)], ids=["spans", "reductions"]
 )
@@ -190,12 +174,39 @@ def test_every_reader_refuses_a_newer_attempt(made, tmp_path):
     with pytest.warns(UserWarning, match="1 attempt is left out: .*schema_version=99"):
         assert load_runs(attempt).empty
     assert planned.finished(attempt.parent) is None
-
-
-def test_a_plan_of_a_newer_version_is_refused(tmp_path):
     plan = {"name": "mine", "points": [{"run_id": "a", "overrides": WORDS}]}
     write_json(tmp_path / "plan.json", {"schema_version": 2, **plan})
     assert read_plan(tmp_path / "plan.json").name == "mine"
     write_json(tmp_path / "plan.json", {"schema_version": 4, **plan})
     with pytest.raises(RecordError, match="schema_version=4"):
         read_plan(tmp_path / "plan.json")
+
+
+def test_a_folder_that_was_moved_is_read_mirrored_drawn_and_tidied_up(tmp_path, monkeypatch, capsys):
+    """It was recorded under an absolute path, which is gone, and has another name now."""
+    before, moved = tmp_path / "before" / "outputs", tmp_path / "after" / "copied"
+    microp.measure(*WORDS, *TINY, "replicas=1", f"output_dir={before}")
+    moved.parent.mkdir()
+    shutil.move(before, moved)
+    monkeypatch.chdir(moved.parent)
+    [run] = (moved / "runs").iterdir()
+
+    assert runs.main(["copied"]) == 0
+    assert run.name in capsys.readouterr().out
+    assert planned.finished(run) == run / "attempt-1"
+    assert Store(moved).unreadable == []
+
+    assert timeline.main(["copied", "--report", "copied/report"]) == 0
+    assert "1f1b-m3-k2-" in capsys.readouterr().out
+    assert list((moved / "report").glob("timeline-1f1b-m3-k2-*.svg"))
+
+    assert tracking.main(["copied", "--mode", "offline"]) == 0
+    assert "mirrored rank0, rank1, summary" in capsys.readouterr().out
+    assert len(list((moved / "wandb").glob("offline-run-*"))) == 3
+
+    assert report.main(["copied"]) == 0
+    assert "1f1b, M=3, K=2" in (moved / "report" / "report.html").read_text()
+
+    assert runs.main(["copied", "schedule=1f1b", "--delete", "--yes"]) == 0
+    assert not list((moved / "runs").iterdir())
+    assert not list((moved / "wandb").glob("*run-*"))

@@ -78,8 +78,6 @@ def test_a_file_system_without_locks_does_not_stop_anyone(tmp_path, monkeypatch)
 
 
 # --- which process it is, and whether it has gone ------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("held")

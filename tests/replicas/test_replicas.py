@@ -59,15 +59,8 @@ def cases(replicas: int, ranks: int, syncs, chunks: int, part: int = 1):
         if sync.problems(schedule.name, bool(schedule.input_gradients), "shm"):
             continue
         model = (SLICED if schedule.slices * schedule.copies > 1 else make)(schedule.stages + 1)
-        yield small_job(
-            schedule=schedule,
-            model=model,
-            partition=cut(model.layers, schedule.depth),
-            checkpointing=checkpointing,
-            batch_size=ROWS,
-            replicas=replicas,
-            sync=sync,
-        )
+        given = {"schedule": schedule, "model": model, "checkpointing": checkpointing, "cut": cut}
+        yield small_job(**given, batch_size=ROWS, replicas=replicas, sync=sync)
 
 
 @cache

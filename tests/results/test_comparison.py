@@ -1,4 +1,4 @@
-"""Faster, slower, or too noisy to say: against intervals worked out by hand, tables, and simulated launches."""
+"""Faster, slower, or too noisy to say, and which questions of two groups are compared with each other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from stored import store_run
 
 from microp.records import LAUNCH
-from microp.results import compare, launch_times
+from microp.results import compare, find, launch_times, pair_questions, spelling
 from microp.results.comparison import MOST, Comparison, student_factor
 
 
@@ -52,14 +53,11 @@ def test_welch_by_hand():
 
 
 def test_what_slows_down_both_is_no_difference():
-    """The second launch ran on a busy machine: only pairs can tell."""
+    """The second launch ran on a busy machine: only pairs can tell. Launches without a partner are left out of them."""
     times, others = launches(40.0, 80.0, 41.0), launches(42.0, 84.5, 43.0)
     assert compare(times, others).verdict == "faster"
     apart = compare(times, {repeat + 3: time for repeat, time in others.items()})
     assert (apart.paired, apart.verdict) == (False, "too noisy to say")
-
-
-def test_launches_without_a_partner_are_left_out_of_pairs():
     found = compare(launches(40.0, 41.0, 40.5, 99.0), launches(50.0, 51.0, 50.5))
     assert (found.paired, found.launches) == (True, (3, 3))
     assert found.ratio == pytest.approx(0.8, abs=0.01)
@@ -86,42 +84,29 @@ def test_the_launches_asked_for_would_settle_it(spread, paired):
     assert at(3 + found.more).verdict == "too noisy to say"
 
 
-@pytest.mark.parametrize(
-    ("times", "others", "sentence"),
-    [
-        ((48.1, 47.0, 49.9), (50.2, 49.3, 51.4), "a is 3.9 % faster than b [1.7 %, 6.1 %], 3 launches each"),
-        ((50.2, 49.3, 51.4), (48.1, 47.0, 49.9), "a is 4.1 % slower than b [1.7 %, 6.5 %], 3 launches each"),
-        ((148.0, 147.0), (50.0, 51.0), "a takes 2.92 times as long as b [2.47, 3.46], 2 launches each"),
-        (
-            (50.0,),
-            (60.0,),
-            "a against b: too noisy to say: the spread of 1 launch each is unknown; "
-            "2 more launches each (repeat=1,2) would show it",
-        ),
-        (
-            (50.0, 51.0, 50.5, 49.5),
-            (50.1, 50.9, 50.4, 49.6),
-            "a against b: too noisy to say: 0.0 % less time [-0.4 %, +0.4 %], 4 launches each; "
-            "a difference of more than 0.4 % is ruled out; "
-            f"it would take more than {MOST} launches each to settle a difference of this size",
-        ),
-        (
-            (48.1, 49.5, 48.9),
-            (50.2, 49.3, 51.4),
-            "a against b: too noisy to say: 2.9 % less time [-9.7 %, +4.4 %], 3 launches each; "
-            "a difference of more than 9.7 % is ruled out; "
-            "4 more launches each (repeat=3,4,5,6) would settle a difference of this size",
-        ),
-        (
-            (50.0, 150.0),
-            (50.0, 51.0),
-            "a against b: too noisy to say: 71.5 % more time [-99.8 %, +162388.6 %], 2 launches each; "
-            "9 more launches each (repeat=2,...,10) would settle a difference of this size",
-        ),
-    ],
-)
-def test_the_sentence(times, others, sentence):
-    assert compare(launches(*times), launches(*others)).sentence("a", "b") == sentence
+NOISY = "a against b: too noisy to say: "
+SENTENCES = {
+    ((48.1, 47.0, 49.9), (50.2, 49.3, 51.4)): "a is 3.9 % faster than b [1.7 %, 6.1 %], 3 launches each",
+    ((50.2, 49.3, 51.4), (48.1, 47.0, 49.9)): "a is 4.1 % slower than b [1.7 %, 6.5 %], 3 launches each",
+    ((148.0, 147.0), (50.0, 51.0)): "a takes 2.92 times as long as b [2.47, 3.46], 2 launches each",
+    (
+        (50.0,),
+        (60.0,),
+    ): f"{NOISY}the spread of 1 launch each is unknown; 2 more launches each (repeat=1,2) would show it",
+    ((50.0, 51.0, 50.5, 49.5), (50.1, 50.9, 50.4, 49.6)): f"{NOISY}0.0 % less time [-0.4 %, +0.4 %], 4 launches each; "
+    "a difference of more than 0.4 % is ruled out; it would take more than "
+    f"{MOST} launches each to settle a difference of this size",
+    ((48.1, 49.5, 48.9), (50.2, 49.3, 51.4)): f"{NOISY}2.9 % less time [-9.7 %, +4.4 %], 3 launches each; "
+    "a difference of more than 9.7 % is ruled out; "
+    "4 more launches each (repeat=3,4,5,6) would settle a difference of this size",
+    ((50.0, 150.0), (50.0, 51.0)): f"{NOISY}71.5 % more time [-99.8 %, +162388.6 %], 2 launches each; "
+    "9 more launches each (repeat=2,...,10) would settle a difference of this size",
+}
+
+
+@pytest.mark.parametrize(("times", "others"), SENTENCES)
+def test_the_sentence(times, others):
+    assert compare(launches(*times), launches(*others)).sentence("a", "b") == SENTENCES[times, others]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +115,7 @@ def test_the_sentence(times, others, sentence):
 def test_equal_groups_are_seldom_called_different(paired, busy, count):
     """600 comparisons of a thing with itself: 5 % give 30, and 46 are three standard deviations more.
 
-    Args:
-        busy: the fraction of launches that ran on a busy machine, at half the speed.
+    `busy` is the fraction of launches that ran on a busy machine, at half the speed.
     """
     generator = np.random.default_rng(1)
     called = 0
@@ -142,14 +126,110 @@ def test_equal_groups_are_seldom_called_different(paired, busy, count):
     assert called > (8 if not busy else 0), "an interval that is far too wide would be no interval of 95 %"
 
 
-@pytest.mark.parametrize(("times", "others"), [({}, {0: 1.0}), ({0: 1.0}, {}), ({0: 0.0}, {0: 1.0})])
-def test_what_cannot_be_compared_is_refused(times, others):
-    with pytest.raises(ValueError, match="at least one launch|greater than 0"):
-        compare(times, others)
-
-
-def test_the_times_of_launches_come_from_a_frame():
+def test_the_times_of_launches_come_from_a_frame_and_what_cannot_be_compared_is_refused():
     rows = pd.DataFrame({LAUNCH: [0, 2, 1], "step_ms.median": [5.0, 7.0, None]})
     assert launch_times(rows) == {0: 5.0, 2: 7.0}
     with pytest.raises(ValueError, match="one question"):
         launch_times(pd.concat([rows, rows]))
+    for times, others in (({}, {0: 1.0}), ({0: 1.0}, {}), ({0: 0.0}, {0: 1.0})):
+        with pytest.raises(ValueError, match="at least one launch|greater than 0"):
+            compare(times, others)
+
+
+@pytest.fixture
+def groups(tmp_path):
+    """A function that stores runs and returns the two groups that two filters ask for."""
+
+    def made(runs: list[tuple[list[str], dict]], a: str, b: str):
+        for overrides, figures in runs:
+            store_run(tmp_path, *overrides, **figures)
+        return [find([str(tmp_path), text]).rows for text in (a, b)]
+
+    return made
+
+
+def named(columns) -> set[str]:
+    return set(map(spelling, columns))
+
+
+def pairs_of(pairing) -> list[tuple]:
+    """The keys that tell the pairs apart, of each pair."""
+    return list(pairing.figures.drop_duplicates("pair")[pairing.keys].itertuples(index=False, name=None))
+
+
+def test_questions_pair_that_agree_in_all_other_keys(groups):
+    runs = [([f"schedule={s}", f"chunks={m}"], {}) for s in ("1f1b", "gpipe") for m in (16, 4)]
+    runs += [(["schedule=1f1b", "chunks=8"], {})]
+    pairing = pair_questions(*groups(runs, "schedule=1f1b", "schedule=gpipe"))
+    assert named(pairing.compared) == {"schedule", "schedule.drain"}
+    assert pairing.keys == ["chunks"]
+    assert pairs_of(pairing) == [("4",), ("16",)]
+    assert pairing.alone == (1, 0)
+    assert {"ranks", "model.dim", "batch_size"} <= named(pairing.same)
+    assert not {"chunks", "schedule", "repeat", "tracking.mode", "output_dir"} & named(pairing.same)
+
+
+def test_keys_that_only_one_option_has_do_not_part_the_others(groups):
+    """GPipe's drain is no key of zb_h1: without this rule no question of GPipe would have a partner."""
+    runs = [([f"schedule={s}", "chunks=4"], {}) for s in ("1f1b", "gpipe", "zb_h1")]
+    pairing = pair_questions(*groups(runs, "schedule=1f1b,gpipe", "schedule=zb_h1"))
+    assert pairs_of(pairing) == [("1f1b / zb_h1",), ("gpipe / zb_h1",)]
+
+
+def test_two_single_questions_always_pair(groups):
+    """Null for one option and no key of the other is no difference; a single launch has no interval."""
+    runs = [(["schedule=1f1b", "chunks=4"], {}), (["schedule=gpipe", "chunks=8", "model.dim=64"], {})]
+    pairing = pair_questions(*groups(runs, "chunks=4", "chunks=8"))
+    assert len(pairs_of(pairing)) == 1
+    assert named(pairing.compared) == {"schedule", "schedule.drain", "chunks", "model.dim"}
+    rate = figure(pairing, "samples_per_s")
+    assert (rate["low"], rate["comparison"].verdict) == (None, "too noisy to say")
+    pairing = pair_questions(
+        *groups([(["device=cpu"], {}), (["device=emulated"], {})], "device=cpu", "device=emulated")
+    )
+    assert "device.forward_ms" in named(pairing.compared)
+    assert "device.weight_ms" not in named(pairing.compared)
+
+
+def test_launches_of_one_question_are_one_question(groups):
+    runs = [(["chunks=4", f"repeat={r}"], {"step_ms": 50.0 + r}) for r in range(4)]
+    pairing = pair_questions(*groups(runs, "repeat=0,2", "repeat=1,3"))
+    assert (pairing.compared, pairing.keys) == ([], [])
+    step = figure(pairing, "step_ms")
+    assert (step["a"], step["a_least"], step["a_largest"]) == (51.0, 50.0, 52.0)
+    assert (step["a_launches"], step["b_launches"], step["comparison"].paired) == (2, 2, False)
+
+
+def figure(pairing, name: str) -> dict:
+    """One figure of the only pair."""
+    [line] = pairing.figures[pairing.figures["figure"] == name].to_dict("records")
+    return line
+
+
+def compared(groups, **figures):
+    """The comparison of 1F1B with GPipe in three launches with these times (or other numbers)."""
+    runs = [
+        ([f"schedule={name}", f"repeat={repeat}"], {key: values[name][repeat] for key, values in figures.items()})
+        for name in ("1f1b", "gpipe")
+        for repeat in range(3)
+    ]
+    return pair_questions(*groups(runs, "schedule=1f1b", "schedule=gpipe"))
+
+
+TIMES = {"1f1b": (48.1, 47.0, 49.9), "gpipe": (50.2, 49.3, 51.4)}
+
+
+def test_times_have_a_verdict_and_memory_and_loss_are_exact(groups):
+    """A rate is faster where it is higher; a figure that a side lacks is left out."""
+    peaks = {"1f1b": [[33.0, 20.0]] * 3, "gpipe": [[40.0, 20.0]] * 3}
+    lacks = {"1f1b": [None] * 3, "gpipe": [[1.0, 2.0]] * 3}
+    pairing = compared(groups, step_ms=TIMES, peak_memory_mib=peaks, peak_activation_mib=lacks)
+    step, rate = (figure(pairing, name) for name in ("step_ms", "samples_per_s"))
+    assert step["comparison"].paired
+    assert (step["verdict"], rate["verdict"]) == ("faster", "faster")
+    assert (step["ratio"], step["low"], step["high"]) == pytest.approx((0.9607, 0.9386, 0.9834), abs=1e-4)
+    assert (rate["ratio"], rate["low"], rate["high"]) == pytest.approx((1 / 0.9607, 1 / 0.9834, 1 / 0.9386), abs=1e-4)
+    peak = figure(pairing, "peak_memory_mib")
+    assert (peak["verdict"], peak["ratio"], peak["comparison"], peak["low"]) == ("less", 33 / 40, None, None)
+    assert figure(pairing, "loss.last")["verdict"] == "equal"
+    assert "peak_activation_mib" not in set(pairing.figures["figure"])

@@ -14,16 +14,8 @@ from random import Random
 import pytest
 from random_schedules import random_schedule
 
-from microp.schedule import (
-    Action,
-    Op,
-    Schedule,
-    assign_slots,
-    completed_sends,
-    receives_to_post,
-    remote_links,
-    remote_source,
-)
+from microp import schedule as schedules
+from microp.schedule import Action, Op, Schedule, assign_slots, completed_sends, receives_to_post, remote_links
 from microp.schedule.builders import ORDERS, gpipe, naive, one_f_one_b
 from microp.schedule.messages import AHEAD
 
@@ -134,8 +126,6 @@ def test_the_oracle_sees_one_mailbox_too_few():
 
 
 # --- receives ahead, and sends that are over ------------------------------------------------------
-
-
 def test_few_receives_are_posted_ahead_each_once():
     """`test_validation.py` shows that each is posted in time, and in the order of the sends."""
     for build, ranks, chunks in product((naive, gpipe, one_f_one_b), range(1, 6), range(1, 9)):
@@ -146,7 +136,7 @@ def test_few_receives_are_posted_ahead_each_once():
             for action in row:
                 outstanding += len(posts[action])
                 assert outstanding <= AHEAD + 1
-                outstanding -= remote_source(schedule, rank, action) is not None
+                outstanding -= schedules.remote_source(schedule, rank, action) is not None
             assert outstanding == 0
     posts = receives_to_post(gpipe(2, 5), 1)
     assert posts[Action(Op.F, 1, 0)] == tuple(Action(Op.F, 0, m) for m in range(1 + AHEAD))

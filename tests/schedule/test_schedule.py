@@ -7,16 +7,7 @@ from itertools import product
 import pytest
 from drawn import read
 
-from microp.schedule import (
-    Action,
-    Op,
-    Partition,
-    of_sizes,
-    skewed,
-    spread,
-    uniform,
-    weight_groups,
-)
+from microp.schedule import Action, Op, Partition, of_sizes, skewed, spread, uniform, weight_groups
 from microp.schedule import builders as schedules
 from microp.schedule.builders import Drain, gpipe
 from microp.schedule.format_rows import format_rows
@@ -44,20 +35,12 @@ def test_the_dependency_rule():
     assert str(schedule.source(Action.parse("1B1"))) == "2B1"
     assert schedule.source(Action.parse("2B1")) is None
     assert str(schedule.consumers[Action.parse("0F1")]) == "1F1"
-
-
-def test_the_last_in_may_be_the_first_out():
     assert gpipe(1, 3, Drain.lifo).ranks == read("0F0 0F1 0F2 0B2 0B1 0B0", chunks=3).ranks
-
-
-def test_w_actions_of_one_stage_that_stand_together_are_one_group():
-    [row] = read("0I0 0W0 0W1 1W0 0B2").ranks
+    [row] = read("0I0 0W0 0W1 1W0 0B2").ranks  # W of one stage that stand together are one group
     assert weight_groups(row) == {row[1]: (), row[2]: (0, 1)}
 
 
 # --- no layer is dropped, and sizes are what was asked for ----------------------------------------
-
-
 @pytest.mark.parametrize(("layers", "stages"), [(n, k) for n, k in product(range(1, 20), range(1, 9)) if k <= n])
 def test_every_layer_is_on_one_stage(layers, stages):
     for partition in (uniform(layers, stages), *(skewed(layers, stages, 0.8, rank) for rank in range(stages))):
@@ -67,18 +50,12 @@ def test_every_layer_is_on_one_stage(layers, stages):
         assert min(partition.sizes) >= 1
 
 
-def test_uniform_spreads_the_remainder():
+def test_uniform_spreads_the_remainder_and_skewed_leaves_every_other_rank_a_layer():
     assert uniform(16, 3).sizes == (6, 5, 5)
     assert spread(3, 5) == (1, 1, 1, 0, 0)
     assert max(uniform(17, 5).sizes) - min(uniform(17, 5).sizes) == 1
-
-
-def test_skewed():
-    assert skewed(16, 2).sizes == (13, 3)
-    assert skewed(10, 4, 0.4, 2).sizes == (2, 2, 4, 2)
-    assert skewed(16, 3, 0.8, 2).sizes == (2, 1, 13)
-    assert skewed(8, 4, 0.8).sizes == (5, 1, 1, 1)  # every other rank keeps a layer
-    assert skewed(4, 1).sizes == (4,)
+    skews = {(16, 2): (13, 3), (10, 4, 0.4, 2): (2, 2, 4, 2), (16, 3, 0.8, 2): (2, 1, 13), (8, 4, 0.8): (5, 1, 1, 1)}
+    assert {given: skewed(*given).sizes for given in (*skews, (4, 1))} == {**skews, (4, 1): (4,)}
 
 
 @pytest.mark.parametrize(
@@ -100,17 +77,8 @@ def test_refusals(make, message):
 
 
 # --- some of a schedule's rows as text ------------------------------------------------------------
-
-
 def draw(schedule, *marked, width=100):
     return format_rows(schedule, set(map(Action.parse, marked)), width).splitlines()
-
-
-def test_a_small_schedule_is_drawn_whole():
-    assert draw(read("0F0 0B0 0F1 0B1", "1F0 1F1 1B0", chunks=2), "1F1", "0B1") == [
-        "rank 0  0F0  0B0  0F1 [0B1]",
-        "rank 1  1F0 [1F1] 1B0",
-    ]
 
 
 def test_of_a_large_one_what_is_near():
@@ -125,11 +93,12 @@ def test_of_a_large_one_what_is_near():
     ]
 
 
-def test_a_mark_is_made_wherever_the_action_stands():
+def test_a_small_schedule_is_drawn_whole_and_a_mark_is_made_wherever_the_action_stands():
+    assert draw(read("0F0 0B0 0F1 0B1", "1F0 1F1 1B0", chunks=2), "1F1", "0B1") == [
+        "rank 0  0F0  0B0  0F1 [0B1]",
+        "rank 1  1F0 [1F1] 1B0",
+    ]
     assert draw(read("0F0 0B0 0F0"), "0F0") == ["rank 0 [0F0] 0B0 [0F0]"]
-
-
-def test_nothing_to_mark():
     assert draw(read("0F0 0B0"), "3F0") == []
 
 

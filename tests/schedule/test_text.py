@@ -1,8 +1,10 @@
-"""Both text forms, torch's reading of what is written, and what is said of errors; `test_builders` reads all back."""
+"""Both text forms, torch's reading of what is written, a user's file, and what is said of errors."""
 
 from __future__ import annotations
 
 import csv
+import re
+from pathlib import Path
 
 import pytest
 from catalogue import EVERY, Builder, build, label
@@ -50,30 +52,78 @@ def test_torch_csv_with_idle_slots_overlaps_and_communication() -> None:
     validate(schedule)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "line 1, column 1: expected '# microp schedule"),
-        ("# microp schedule x chunks=2\n", "line 1, column 1: expected '# microp schedule"),
-        ("# microp schedule x chunks=1 ranks=2\n0F0 0B0\n", "line 1, column 1: ranks=2, but 1 rows"),
-        ("# microp schedule x chunks=1 ranks=1\n0F0 0X0\n", "line 2, column 5: '0X0' is not an action"),
-        ("# microp schedule x chunks=1 ranks=1\n\n  0F 0B0\n", "line 3, column 3: '0F' is not an action"),
-    ],
-)
-def test_errors_in_our_form(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        from_text(text)
+HEAD = "# microp schedule x chunks=1 ranks="
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("read", "text", "message"),
     [
-        ("", "line 1, column 1: found no action"),
-        (",,\n", "line 1, column 1: found no action"),
-        ("0F0,0B0\n1F0,1Q0\n", "line 2, column 5: '1Q0' is not an action"),
-        ("0F0,,0X0\n", "line 1, column 6: '0X0' is not an action"),
+        (from_text, "", "line 1, column 1: expected '# microp schedule"),
+        (from_text, "# microp schedule x chunks=2\n", "line 1, column 1: expected '# microp schedule"),
+        (from_text, f"{HEAD}2\n0F0 0B0\n", "line 1, column 1: ranks=2, but 1 rows"),
+        (from_text, f"{HEAD}1\n0F0 0X0\n", "line 2, column 5: '0X0' is not an action"),
+        (from_text, f"{HEAD}1\n\n  0F 0B0\n", "line 3, column 3: '0F' is not an action"),
+        (from_torch_csv, "", "line 1, column 1: found no action"),
+        (from_torch_csv, ",,\n", "line 1, column 1: found no action"),
+        (from_torch_csv, "0F0,0B0\n1F0,1Q0\n", "line 2, column 5: '1Q0' is not an action"),
+        (from_torch_csv, "0F0,,0X0\n", "line 1, column 6: '0X0' is not an action"),
     ],
 )
-def test_errors_in_torch_csv(text: str, message: str) -> None:
+def test_errors(read, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
-        from_torch_csv(text, "x")
+        read(*([text] if read is from_text else [text, "x"]))
+
+
+MINE = schedules.zb_h1(2, 3)
+
+
+@pytest.mark.parametrize("write", [to_text, to_torch_csv])
+def test_either_form_is_recognised_and_must_be_of_the_same_size(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "mine.csv"
+    path.write_text(write(MINE))
+    schedule = schedules.from_file(2, 3, str(path))
+    assert schedule.ranks == MINE.ranks
+    assert (schedule.name, schedule.chunks) == ("file", 3)
+    with pytest.raises(
+        ValueError, match=r"^path=.*mine.csv is a schedule for ranks=2 chunks=3, .*: set ranks=2 chunks=3$"
+    ):
+        schedules.from_file(4, 8, str(path))
+
+
+def test_a_mistake_and_a_file_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    for content, said in (
+        (b"0F0,0B0\n1F0,1G0\n", r"^path=.*mine.csv: line 2, column 5: '1G0' is not an action"),
+        (b"\xff\xfe\x00", "mine.csv cannot be read: it is not text"),
+        (None, r"^path=.*mine.csv cannot be read: No such file"),
+    ):
+        (tmp_path / "mine.csv").write_bytes(content) if content else (tmp_path / "mine.csv").unlink()
+        with pytest.raises(ValueError, match=said):
+            schedules.from_file(2, 1, str(tmp_path / "mine.csv"))
+
+
+def saved(text: str, separator: str, *, quotes: bool, width: int = 9) -> str:
+    """The text as a spreadsheet saves it: rows of one width, cells that may be quoted, and an empty last row."""
+    rows = [re.split("[ ,]", line) for line in text.splitlines()]
+    cells = [[*row, *[""] * (width - len(row))] for row in [*rows, []]]
+    mark = '"' if quotes else ""
+    return "".join(separator.join(f"{mark}{cell}{mark}" for cell in row) + "\r\n" for row in cells)
+
+
+@pytest.mark.parametrize("write", [to_text, to_torch_csv])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("quotes", [False, True])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_a_spreadsheet_saves_is_read(tmp_path, write, separator, quotes, encoding) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "mine.csv"
+    path.write_bytes(saved(write(MINE), separator, quotes=quotes).encode(encoding))
+    assert schedules.from_file(2, 3, str(path)).ranks == MINE.ranks
+
+
+def test_a_row_in_one_quoted_cell_and_a_mistake_in_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    text = "\ufeff" + "".join(f'"{line}"\n' for line in to_text(MINE).splitlines()) + '""\n'
+    path.write_text(text)
+    assert schedules.from_file(2, 3, str(path)).ranks == MINE.ranks
+    path.write_text(text.replace("0F1", "0G1"))
+    with pytest.raises(ValueError, match=r"line 2, column 6: '?0G1"):
+        schedules.from_file(2, 3, str(path))

@@ -7,34 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from microp.settings import (
-    ADAM,
-    NEVER,
-    Checkpointing,
-    GptSettings,
-    MlpSettings,
-    SgdSettings,
-    TrackingSettings,
-    not_writable,
-    quoted,
-)
+from microp import settings
+from microp.settings import ADAM, NEVER, Checkpointing, GptSettings, MlpSettings, SgdSettings, TrackingSettings
 
 
-def test_shapes_follow_from_the_settings():
+def test_shapes_follow_from_the_settings_and_the_last_microbatch_may_be_spared():
     assert MlpSettings("mlp", 4, 64, "float32").row_bytes == 8
     assert MlpSettings("mlp", 4, 64, "float32").boundary(3, 1) == (3, 64)
     assert GptSettings("gpt", 4, 64, "float32", 4, 16, 0.0).boundary(3, 1) == (3, 16, 64)
-
-
-def test_the_last_microbatch_may_be_spared():
     policy = Checkpointing("except_last", 1, True)
     assert [policy.segments_of(microbatch, 3) for microbatch in range(3)] == [1, 1, 0]
-    assert policy.spared(3) == (2,)
-    assert NEVER.spared(3) == ()
+    assert (policy.spared(3), NEVER.spared(3)) == ((2,), ())
 
 
 # --- tracking, with what the environment says -----------------------------------------------------
-
 ASKED_NOTHING = TrackingSettings(None, None, None, None, [], None, False)
 
 
@@ -72,16 +58,10 @@ def test_runs_are_followed_online_and_a_wrong_word_in_the_environment_is_one_pro
     wandb_environment(MODE="sometimes")
     [problem] = ASKED_NOTHING.resolved().problems()
     assert problem.startswith("tracking.mode=sometimes is not one of offline, online, disabled")
-
-
-def test_system_metrics_need_a_run_that_is_followed(wandb_environment):
-    wandb_environment()
+    wandb_environment()  # system metrics need a run that is followed
     [problem] = TrackingSettings("offline", None, None, None, [], None, True).resolved().problems()
     assert problem.startswith("tracking.system_metrics=true")
     assert TrackingSettings("offline", None, None, None, [], True, True).resolved().problems() == []
-
-
-def test_the_settings_of_an_older_run_are_read():
     old = TrackingSettings.recorded({"mode": "offline", "project": "microp", "entity": None, "tags": []})
     assert (old.dir, old.follow, old.system_metrics) == (None, None, False)
 
@@ -89,21 +69,20 @@ def test_the_settings_of_an_older_run_are_read():
 @pytest.mark.parametrize("name", ["a/b", "a\\b", "a%b", "a" * 129, ""])
 def test_a_project_s_name_is_checked_before_the_run(name):
     [problem] = TrackingSettings("offline", name, None, None, [], False, False).resolved().problems()
-    assert problem.startswith(f"tracking.project={quoted(name)} ")
+    assert problem.startswith(f"tracking.project={settings.quoted(name)} ")
     assert TrackingSettings("disabled", name, None, None, [], False, False).problems() == []
 
 
 def test_a_folder_is_checked_without_leaving_anything(tmp_path):
-    assert not_writable(tmp_path / "a" / "b") is None
+    assert settings.not_writable(tmp_path / "a" / "b") is None
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    assert not_writable(tmp_path / "file" / "wandb") == "Not a directory"
+    assert settings.not_writable(tmp_path / "file" / "wandb") == "Not a directory"
     elsewhere = TrackingSettings("offline", "microp", None, str(tmp_path / "file"), [], False, False)
     assert "cannot be written to" in str(elsewhere.folder_problem(Path("outputs")))
 
 
 # --- the learning rate over the steps, and what an optimizer keeps --------------------------------
-
 SGD = SgdSettings("sgd", 0.0, "constant", 0, 0.9)
 
 
@@ -115,9 +94,10 @@ def test_the_learning_rate_over_the_steps():
     assert shares(warmup_steps=3) == [0.25, 0.5, 0.75, 1, 1, 1]
     assert shares(decay="linear") == [1, 0.9, 0.8, 0.6, 0.5, 0.1]
     assert shares(decay="cosine", warmup_steps=4) == [0.2, 0.4, 0.6, 1, 0.933, 0.067]
+    sgd = replace(SGD, momentum=0.0)  # what is kept for each weight
+    assert [(each.states, each.kind) for each in (ADAM, SGD, sgd)] == [
+        (2, "adam"),
+        (1, "sgd with momentum"),
+        (0, "sgd"),
+    ]
     assert replace(ADAM, decay="cosine").share(15, 10) == pytest.approx(0)  # it does not rise again after the last step
-
-
-def test_what_is_kept_for_each_weight():
-    assert (ADAM.states, SGD.states, replace(SGD, momentum=0.0).states) == (2, 1, 0)
-    assert (ADAM.kind, SGD.kind, replace(SGD, momentum=0.0).kind) == ("adam", "sgd with momentum", "sgd")

@@ -16,36 +16,15 @@ from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Op, Schedule
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
-from microp.simulator import (
-    Costs,
-    calibrate,
-    calibrate_steps,
-    for_stages,
-    replay,
-    replay_steps,
-    schedule_of,
-    simulate,
-)
+from microp.simulator import Costs, calibrate, calibrate_steps, for_stages, replay, replay_steps, schedule_of, simulate
 from microp.simulator.link_model import Asynchronous
 from microp.trace import Actions, Span, StepTrace, makespan
 from microp.worker.trainer import ActionTimes
 
 
 def uneven_costs(random: Random, schedule: Schedule) -> Costs:
-    """Integers, Fractions or both; a hop is 0, the same everywhere, or each its own."""
-    unit = random.choice((1, Fraction(1, random.randint(2, 7))))
-
-    def times(least: int, most: int) -> tuple[int | Fraction, ...]:
-        return tuple(random.randint(least, most) * unit for _ in range(schedule.stages))
-
-    return Costs(
-        forward=times(1, 9),
-        backward=times(1, 9),
-        weight=random.choice(((), times(0, 9))),
-        full=random.choice(((), times(1, 18))),
-        latency=random.choice((0, random.randint(1, 9), times(0, 4), times(0, 30))),
-        recompute=random.choice(((), times(0, 5))),
-    )
+    """Integers, Fractions or both; a hop is 0, the same everywhere, or each its own, and nothing else."""
+    return replace(random_costs(random, schedule, Asynchronous()), spared=(), boundary=(), bandwidth=1)
 
 
 def assert_same_spans(schedule: Schedule, costs: Costs) -> None:
@@ -118,8 +97,6 @@ def test_the_order_that_was_run_is_read_off_the_spans():
 
 
 # --- medians --------------------------------------------------------------------------------------
-
-
 def test_times_are_medians():
     spans = read_spans("F0 F1 F2  .  . B0 B1 B2", " . F0 F1 F2 B0 B1 B2  .")
     assert calibrate(gpipe(2, 3), spans).backward[1] == 1
@@ -149,8 +126,6 @@ def test_several_steps_are_one_after_the_other():
 
 
 # --- hops -----------------------------------------------------------------------------------------
-
-
 def ring(there: int, used: int) -> tuple[Schedule, list[Span]]:
     """Two ranks with two stages each. Link 1 is waited for and takes 4; rank 0 looks for stage 1's F0 at `there`.
 
@@ -184,8 +159,6 @@ def test_links_that_nobody_waits_at_from_before_the_tensor_is_made(there, used, 
 
 
 # --- rows of steps ---------------------------------------------------------------------------------
-
-
 def rows_of(schedule: Schedule, spans: list[Span]) -> list[dict]:
     """Each rank's row as the trainer writes it, from spans in nanoseconds."""
 

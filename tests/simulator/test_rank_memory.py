@@ -10,33 +10,16 @@ from costs_helper import equal
 from random_schedules import random_schedule
 
 from microp.job import Workload
-from microp.schedule import Op, Schedule, builders, from_text, spread
+from microp.schedule import Op, Schedule, builders, spread
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks, Size, StageBytes, simulate
-from microp.simulator.rank_memory import (
-    COMING_GRADIENT,
-    COMING_INPUT,
-    SENT_GRADIENT,
-    SENT_OUTPUT,
-    held_counts,
-)
+from microp.simulator.rank_memory import COMING_GRADIENT, COMING_INPUT, SENT_GRADIENT, SENT_OUTPUT, held_counts
 from microp.trace import in_flight_peak
 
-ORDERS = [
-    builders.gpipe(3, 5),
-    builders.one_f_one_b(4, 6),
-    builders.zb_h2(3, 6),
-    builders.interleaved(2, 5),
-    builders.breadth_first(2, 4, 3),
-    builders.zb_v(3, 7),
-    builders.dualpipe_v(2, 6),
-]
-POLICIES = [
-    Checkpointing("never", 0, False),
-    Checkpointing("always", 1, False),
-    Checkpointing("except_last", 1, True),
-    Checkpointing("segments", 2, False),
-]
+ORDERS = [builders.gpipe(3, 5), builders.one_f_one_b(4, 6), builders.zb_h2(3, 6), builders.interleaved(2, 5)]
+ORDERS += [builders.breadth_first(2, 4, 3), builders.zb_v(3, 7), builders.dualpipe_v(2, 6)]
+POLICIES = [Checkpointing("never", 0, False), Checkpointing("always", 1, False)]
+POLICIES += [Checkpointing("except_last", 1, True), Checkpointing("segments", 2, False)]
 A, BOUNDARY = 720, 10
 
 
@@ -53,12 +36,6 @@ def activation_peak(schedule: Schedule, *memory: StageBytes, spared: tuple[int, 
 def recomputed(activation: float, boundary: float, segments: int = 1, **others: float) -> StageBytes:
     """A stage that keeps the inputs of its segments."""
     return StageBytes(segments * boundary, activation, rebuilt=activation / segments, **others)
-
-
-def order(chunks: int, *rows: str) -> Schedule:
-    """A schedule from text, where the stage is the rank: `F0 B0`."""
-    lines = (" ".join(f"{rank}{word}" for word in row.split()) for rank, row in enumerate(rows))
-    return from_text("\n".join([f"# microp schedule some chunks={chunks} ranks={len(rows)}", *lines]))
 
 
 @pytest.mark.parametrize("builder", [builders.naive, builders.gpipe, builders.one_f_one_b])
@@ -110,8 +87,6 @@ def test_any_schedule_any_footprint():
 
 
 # --- mailboxes and sends -------------------------------------------------------------------------
-
-
 def test_a_mailbox_keeps_its_memory_when_its_tensor_has_gone():
     """GPipe on the first of two ranks: a gradient comes for each microbatch, and none can use another's mailbox."""
     first, second = held_counts(builders.gpipe(2, 3), Holds(mailboxes=True), (), [1] * 3)
@@ -119,12 +94,12 @@ def test_a_mailbox_keeps_its_memory_when_its_tensor_has_gone():
     assert first[after, 0, COMING_GRADIENT].tolist() == [0, 0, 0, 1, 2, 3]
     assert second[after, 0, COMING_INPUT].tolist() == [0, 0, 0, 1, 2, 3]  # its inputs stay until their backward
     assert first[..., COMING_INPUT].max() == second[..., COMING_GRADIENT].max() == 0
-
-
-def test_a_mailbox_that_is_used_again_is_not_empty():
-    """1F1B: the last rank's inputs alternate between two mailboxes."""
+    # 1F1B: the last rank's inputs alternate between two mailboxes; one that is used again is not empty
     _, last = held_counts(builders.one_f_one_b(2, 4), Holds(mailboxes=True), (), [1] * 4)
     assert last[:8, 0, COMING_INPUT].tolist() == [0, 1, 1, 2, 1, 2, 1, 2]
+    # microbatches count by their rows
+    found = next(held_counts(builders.gpipe(1, 4), Holds(mailboxes=True), (), [3, 3, 2, 2]))[:4, 0, 0]
+    assert found.tolist() == pytest.approx([1.2, 2.4, 3.2, 4.0])
 
 
 def test_what_is_sent_is_kept_until_its_use_is_known():
@@ -142,14 +117,7 @@ def test_a_tensor_to_come_has_its_place_from_when_its_receive_is_posted():
     assert first[:8, 0, COMING_GRADIENT].tolist() == [2, 2, 2, 2, 3, 4, 4, 4]
 
 
-def test_microbatches_count_by_their_rows():
-    found = next(held_counts(builders.gpipe(1, 4), Holds(mailboxes=True), (), [3, 3, 2, 2]))[:4, 0, 0]
-    assert found.tolist() == pytest.approx([1.2, 2.4, 3.2, 4.0])
-
-
 # --- of layers -----------------------------------------------------------------------------------
-
-
 def some_layers(chance: random.Random, count: int) -> list[LayerMemory]:
     sizes = [[Size(chance.randint(0, 9), chance.randint(0, 9)) for _ in range(9)] for _ in range(3)]
     for each in sizes:
@@ -177,12 +145,8 @@ def test_the_parts_name_the_microbatches_in_flight():
     workload = Workload(builders.one_f_one_b(4, 8), (), (10,) * 8, POLICIES[0], holds=Holds(mailboxes=True))
     parts = Ranks(workload, layers).parts((1,) * 4, 0)
     found = {part.name: (part.size, part.number) for part in parts if part.size}
-    assert found == {
-        "weights": (1000, 0),
-        "gradients": (1000, 0),
-        "the optimizer's state": (2000, 0),
-        "activations": (4000, 4),
-        "in a backward": (300, 0),
+    assert found == {name: (size, 0) for name, size in {"weights": 1000, "gradients": 1000}.items()} | {
+        **{"the optimizer's state": (2000, 0), "activations": (4000, 4), "in a backward": (300, 0)},
         "places for received tensors": (200, 0),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 from time import process_time
 
@@ -14,9 +14,19 @@ from costs_helper import equal
 from drawn import read
 from random_schedules import random_costs, random_schedule
 
-from microp.schedule import Action, Op, Schedule
+from microp.schedule import Action, Op, Schedule, builders
 from microp.schedule.builders import gpipe, one_f_one_b
-from microp.simulator import LINK_MODELS, Costs, critical_path, for_stages, simulate, simulation, step_times
+from microp.simulator import (
+    LINK_MODELS,
+    Costs,
+    critical_path,
+    for_stages,
+    replay,
+    simulate,
+    simulation,
+    step_times,
+    unit_shares,
+)
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
 from microp.simulator.lowered import NONE, parent_positions
 from microp.trace import Actions, Span, ends_at, makespan, reductions
@@ -166,15 +176,10 @@ def test_a_pure_delay_has_the_times_and_causes_of_the_rules_in_general(unit, sma
         assert quick.start.dtype == general.start.dtype
 
 
-def test_floats_are_what_the_same_sums_of_floats_give():
+def test_floats_are_what_the_same_sums_give_and_integers_beyond_64_bits_stay_exact():
     schedule, costs = one_f_one_b(3, 5), equal(3, 0.1, 0.2, 0.05)
     assert {span.action: span.end for span in simulate(schedule, costs)} == FixedPoint(schedule, costs).end
-
-
-def test_integers_beyond_64_bits_stay_exact():
-    huge = 10**20
-    spans = simulate(gpipe(2, 3), equal(2, huge, huge + 1))
-    assert makespan(spans) == 4 * (2 * huge + 1)
+    assert makespan(simulate(gpipe(2, 3), equal(2, 10**20, 10**20 + 1))) == 4 * (2 * 10**20 + 1)
 
 
 @pytest.mark.parametrize(
@@ -203,35 +208,22 @@ def edited(rows: Sequence[str], action: str, by: str) -> Schedule:
 
 
 @pytest.mark.parametrize("rows", [WHOLE, DIVIDED], ids=["whole", "divided"])
-def test_a_schedule_that_lacks_an_action_is_refused(rows):
-    """Also the last rank's last B and the first stage's, which no other action needs where nothing is divided."""
+def test_a_schedule_that_lacks_or_repeats_an_action_is_refused(rows):
+    """Also the last rank's last B and the first stage's, which no other action needs where nothing is divided.
+
+    It is repeated at once, at the end of its row, and on another rank.
+    """
     costs = for_stages(2, forward=1, backward=1, weight=1)
     for action in " ".join(rows).split():
-        lacking = edited(rows, action, "")
         with pytest.raises(ValueError, match=f"schedule 'drawn': {action} is missing"):
-            simulate(lacking, costs)
-
-
-def test_a_schedule_that_lacks_a_stage_is_refused():
-    with pytest.raises(ValueError, match="stage 1 has no action, but stage 2 has"):
-        simulate(read("0F0 0B0", "2F0 2B0"), for_stages(3, forward=1, backward=1))
-
-
-@pytest.mark.parametrize("rows", [WHOLE, DIVIDED], ids=["whole", "divided"])
-def test_a_schedule_that_repeats_an_action_is_refused(rows):
-    """At once, at the end of its row, and on another rank."""
-    costs = for_stages(2, forward=1, backward=1, weight=1)
-    for action in " ".join(rows).split():
+            simulate(edited(rows, action, ""), costs)
         repeats = edited(rows, action, f"{action} {action}"), read(rows[0] + " " + action, rows[1], chunks=2)
         for schedule in (*repeats, read(rows[0], rows[1] + " " + action, chunks=2)):
             with pytest.raises(ValueError, match=f"schedule 'drawn': {action} is listed more than once"):
                 simulate(schedule, costs)
-
-
-def test_costs_of_another_length_are_refused():
-    with pytest.raises(
-        ValueError, match=r"costs.forward has 3 values for 4 stages: give one per stage, or one for all"
-    ):
+    with pytest.raises(ValueError, match="stage 1 has no action, but stage 2 has"):
+        simulate(read("0F0 0B0", "2F0 2B0"), for_stages(3, forward=1, backward=1))
+    with pytest.raises(ValueError, match=r"costs.forward has 3 values for 4 stages: give one per stage, or one for al"):
         simulate(gpipe(4, 2), equal(3, 1, 1))
 
 
@@ -257,3 +249,58 @@ def seconds(chunks: int) -> float:
 def test_time_grows_with_the_number_of_actions():
     few, many = (min(seconds(chunks) for _ in range(3)) for chunks in (128, 512))
     assert many < 14 * few  # 4 times the actions; the rest is for a busy machine, and 16 would be the square
+
+
+BASE = {Op.F: 12, Op.B: 36, Op.I: 24, Op.W: 12}
+
+
+def costs_by_unit(schedule, latency=0, **shares) -> Costs:
+    of = [(n,) * schedule.stages for n in (12, 24, 12)]
+    return Costs(*of, latency=latency, **unit_shares(schedule, **shares))
+
+
+def by_hand(schedule, time) -> int:
+    """The makespan by longest paths over parents and rows, without the simulator."""
+    ends: dict[Action, int] = {}
+    before = {b: a for row in schedule.ranks for a, b in pairwise(row)}
+
+    def end(action: Action):
+        if action not in ends:
+            needs = [*schedule.parents(action), *([before[action]] if action in before else [])]
+            ends[action] = max(map(end, needs), default=0) + time(action)
+        return ends[action]
+
+    return max(end(action) for _, action in schedule)
+
+
+@pytest.mark.parametrize("build", [builders.gpipe, builders.one_f_one_b, builders.zb_h1, builders.interleaved])
+def test_a_long_microbatch_is_priced(build):
+    for ranks, lengths in product((1, 2, 3), ([1, 1, 4, 1], [3, 1, 1, 2, 1])):
+        schedule = build(ranks, len(lengths))
+        costs = costs_by_unit(schedule, per_microbatch=lengths)
+        expected = by_hand(schedule, lambda a, lengths=lengths: BASE[a.op] * lengths[a.microbatch])
+        assert makespan(spans := simulate(schedule, costs)) == expected
+        if lengths == [1, 1, 4, 1]:  # most are alike, so the others are told from them
+            assert makespan(replay(schedule, spans)) == expected
+
+
+def test_later_slices_take_longer():
+    schedule = builders.seq_1f1b(3, 2, slices=3)
+    shares = unit_shares(schedule, per_microbatch=[1, 2], per_slice=[1, 2, 3])
+    assert shares["shares"] == tuple(Fraction(n, 6) for n in (1, 2, 3, 2, 4, 6))
+    assert shares["sizes"] == tuple(Fraction(n, 3) for n in (1, 1, 1, 2, 2, 2))
+    expected = by_hand(schedule, lambda a: {Op.F: 12, Op.B: 36}[a.op] * shares["shares"][a.microbatch])
+    assert makespan(simulate(schedule, costs_by_unit(schedule, per_microbatch=[1, 2], per_slice=[1, 2, 3]))) == expected
+
+
+def test_a_hop_carries_the_bytes_of_its_unit():
+    schedule = builders.gpipe(2, 2)
+    costs = Costs((1, 1), (1, 1), boundary=(8, 8), bandwidth=1, **unit_shares(schedule, per_microbatch=[1, 3]))
+    spans = {str(span.action): span for span in simulate(schedule, costs)}
+    assert spans["1F0"].start - spans["0F0"].end == 8
+    assert spans["1F1"].start - spans["0F1"].end == 24
+    for given in ({"per_microbatch": [1]}, {"per_slice": [1, 1]}):
+        with pytest.raises(
+            ValueError, match=r"costs\.per_(microbatch|slice) has \d values for \d .*: give one for each"
+        ):
+            unit_shares(schedule, **given)

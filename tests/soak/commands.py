@@ -29,7 +29,7 @@ STEPS = 100  # times --times
 POINTS = 5  # times --times
 KILLS = 10  # times --times
 SMALL = ("model.layers=4", "model.dim=32", "batch_size=8", "tracking=disabled", "warmup_steps=1")
-LOOK_S = 0.1
+LOOK_S, ROWS = 0.1, "steps.rank0.jsonl"
 SETTLED = 5  # points after which torch has loaded what it needs
 LONGEST_S = 3.0  # the longest time from a start, or from a new attempt's first row, to the kill
 POINT = ["device=emulated", "device.forward_ms=5", "device.backward_ms=10", "steps=40"]  # some 3 s on any machine
@@ -55,7 +55,9 @@ def run_points(machine: Machine, times: int) -> Iterator[Result]:
         folder, result = machine.new_folder(), Result(f"{points} points, {comms}")
         words = ["-m", *SMALL, "steps=2", "chunks=2,4", f"repeat=range({points // 2})", f"comms={comms}"]
         early = max(points // 10, SETTLED)
-        problems, took = watch(machine, folder, words, lambda at=folder: points_of(at), points, early)
+        problems, took = watch(
+            machine, folder, words, lambda at=folder: attempts_with(at, "summary.json"), points, early
+        )
         result.add([*problems, *unfinished(folder, points)], took)
         yield result
 
@@ -103,8 +105,10 @@ def run_kills(machine: Machine, times: int) -> Iterator[Result]:
     for _ in range(kills):
         result = chance.choice((at_start, in_run, of_it))
         if result is not at_start:  # wait for the first row of another attempt
-            before = points_begun(folder)
-            wait_until(lambda at=program, was=before: at.poll() is not None or points_begun(folder) > was, BEGINS_S)
+            before = attempts_with(folder, ROWS)
+            wait_until(
+                lambda at=program, was=before: at.poll() is not None or attempts_with(folder, ROWS) > was, BEGINS_S
+            )
         time.sleep(chance.uniform(0, LONGEST_S))
         if program.poll() == 0:
             break
@@ -165,14 +169,9 @@ def rows_of(folder: Path) -> int:
     return sum(len(read_rows(attempt, 0)) for attempt in folder.glob("outputs/runs/*/attempt-1"))
 
 
-def points_of(folder: Path) -> int:
-    """The number of points that have ended."""
-    return len(list(folder.glob("outputs/runs/*/attempt-*/summary.json")))
-
-
-def points_begun(folder: Path) -> int:
-    """The number of attempts that have written a row."""
-    return len(list(folder.glob("outputs/runs/*/attempt-*/steps.rank0.jsonl")))
+def attempts_with(folder: Path, name: str) -> int:
+    """The number of attempts that have a file: `summary.json`, when they have ended, or their first rows."""
+    return len(list(folder.glob(f"outputs/runs/*/attempt-*/{name}")))
 
 
 def start(folder: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:

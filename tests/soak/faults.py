@@ -78,9 +78,8 @@ def health(machine: Machine, backend: str) -> list[str]:
 
 
 def job(backend: str, steps: int = 50):
-    return small_job(
-        schedule=one_f_one_b(RANKS, CHUNKS), batch_size=CHUNKS, backend=backend, timeout_s=TIMEOUT_S, steps=steps
-    )
+    given = {"batch_size": CHUNKS, "backend": backend, "timeout_s": TIMEOUT_S, "steps": steps}
+    return small_job(schedule=one_f_one_b(RANKS, CHUNKS), **given)
 
 
 def make(machine: Machine, how: str, moment: Moment, backend: str) -> tuple[list[str], float]:

@@ -1,18 +1,20 @@
-"""How a command ends, and the words of a command that are printed."""
+"""How a command ends, and what it prints; where microp's files are, its version, and what `-cn` finds."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 import sys
-from pathlib import Path
+import tomllib
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from user import SMALL, microp, start
+from user import ROOT, SMALL, microp, ran, start
 
-from microp.system import override
+import microp as package
+from microp.system import override, places
 
-ROOT = Path(__file__).parents[2]
 CODE = """
 import sys
 from microp.system import run_command
@@ -65,8 +67,7 @@ def test_a_value_comes_back_through_the_shell_and_hydra(value):
 def test_the_printed_commands_run_as_printed(tmp_path):
     output = "it's, ours (1)"
     words = [*SMALL, "chunks=2", "comms=threads", override("output_dir", output)]
-    done = microp("-m", "seed=1,2", *words, folder=tmp_path, WANDB_MODE="offline")
-    assert done.returncode == 0, done.stderr
+    done = ran("-m", "seed=1,2", *words, folder=tmp_path, WANDB_MODE="offline")
     profiled = " ".join(done.stderr.split("\n")).partition("predicted: ")[2].partition(" makes one")[0]
     command = shlex.split(profiled)
     assert override("output_dir", output) in command
@@ -83,5 +84,44 @@ def test_the_printed_commands_run_as_printed(tmp_path):
     order = ["ranks=2", "chunks=2", "search.seconds=1", "costs.forward=1", "costs.backward=2"]
     made = microp(*order, override("search.file", "my order, 1.txt"), folder=tmp_path, program="microp.order")
     [run] = [line for line in made.stdout.splitlines() if line.startswith("run ")]
-    ran = microp(*shlex.split(run)[4:], "dry_run=true", folder=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    ran(*shlex.split(run)[4:], "dry_run=true", folder=tmp_path)
+
+
+STATED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+ANSWER = "from microp import run\ntry: run.main()\nexcept SystemExit as end: import sys; print(end.code, *sys.modules)"
+
+
+def test_a_checkout_s_files_are_beside_the_package():
+    assert (places.CONF, places.SWEEPS, places.CHECKOUT) == (ROOT / "conf", ROOT / "sweeps", ROOT)
+
+
+def test_the_version_is_stated_once():
+    assert package.__version__ == STATED
+    with pytest.raises(AttributeError, match="microp"):
+        package.no_such_name  # noqa: B018
+
+
+def test_version_is_told_without_torch(tmp_path):
+    done = subprocess.run([sys.executable, "-c", ANSWER, "--version"], cwd=ROOT, capture_output=True, text=True)
+    line, end = done.stdout.splitlines()
+    assert line.startswith(f"microp {STATED} (torch 2.")
+    assert end.startswith("0 ")
+    assert "torch" not in end.split()
+    priced = microp("--version", folder=tmp_path, program="microp.simulate")
+    assert (priced.returncode, priced.stdout) == (0, f"{line}\n")
+
+
+def test_tab_completes_and_loads_no_torch():
+    typed = {**os.environ, "COMP_LINE": "microp partition=bal"}
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from microp import run; run.main()"
+    words = [sys.executable, "-c", code, "-sc", "query=bash"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=typed)
+    assert "balanced" in done.stdout, done.stderr
+    assert "torch" not in done.stdout.splitlines()[-1].split()
+
+
+def test_a_sweep_of_one_s_own_may_stand_on_a_stored_one(tmp_path):
+    (tmp_path / "first.yaml").write_text("defaults: [hop_latency_quick, _self_]\nsteps: 77\n")
+    done = ran("-cd", ".", "-cn", "first", "-c", "job", folder=tmp_path)
+    assert "steps: 77\n" in done.stdout
+    assert "name: emulated\n" in done.stdout

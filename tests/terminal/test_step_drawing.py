@@ -42,16 +42,10 @@ def test_the_measured_step_is_drawn_below_a_header_of_both(capsys):
         "rank 1 |····F0--F1--B0====B1====······|",
     ]
     assert sum("|" in line for line in lines) == 2
-
-
-def test_of_several_replicas_the_first_is_drawn_and_the_header_says_so(capsys):
+    assert "replica" not in "".join(lines)
     assert "replica 0 of 2" in " ".join(shown(capsys, replicas=2)[:4])
-    assert "replica" not in "".join(shown(capsys))
-
-
-def test_a_prediction_is_shown_if_the_summary_has_one(capsys):
-    lines = shown(capsys, predicted={"step_ms": 31.0, "bubble": 0.25, "peak_memory_mib": [1.0, 1.0]})
-    assert "predicted 31 ms with the optimizer," in lines
+    predicted = {"step_ms": 31.0, "bubble": 0.25, "peak_memory_mib": [1.0, 1.0]}
+    assert "predicted 31 ms with the optimizer," in shown(capsys, predicted=predicted)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +58,6 @@ def test_a_step_that_is_not_whole_or_large_is_not_drawn(changes, capsys):
 
 
 # --- how far a run is, read from the rows that its first rank writes ------------------------------
-
-
 def test_only_new_rows_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "POLL_S", 0.005)
     rows, seen, board = tmp_path / "steps.rank0.jsonl", [], Board()

@@ -31,10 +31,8 @@ def test_the_second_stage_of_a_rank_has_another_colour(tmp_path):
         figure({"measured": simulate(schedule, equal(4, 4, 6))}, "a title", tmp_path / schedule.name)[0].read_text()
         for schedule in (gpipe(4, 4), interleaved(2, 4))
     )
-    assert [COLOURS[op][place] in svg for svg in (one, two) for op in "FB" for place in (0, 1)] == [
-        *(True, False, True, False),
-        *(True, True, True, True),
-    ]
+    found = [[COLOURS[op][place] in svg for op in "FB" for place in (0, 1)] for svg in (one, two)]
+    assert found == [[True, False, True, False], [True] * 4]
 
 
 @pytest.mark.parametrize(("chunks", "slowest", "numbered"), [(4, 1, 8), (4, 6, 4), (40, 1, 0)])
@@ -48,8 +46,6 @@ def test_an_op_has_numbers_on_all_ranks_or_on_none(chunks, slowest, numbered):
 
 
 # --- as a trace for ui.perfetto.dev --------------------------------------------------------------
-
-
 def traces(seed: int):
     random = Random(seed)
     for schedule in (one_f_one_b(3, 4), zb_h1(2, 4), interleaved(2, 4), gpipe(1, 3)):
@@ -63,12 +59,8 @@ def traces(seed: int):
 def test_perfetto_has_a_slice_an_action_and_an_arrow_a_tensor(tmp_path):
     for schedule, costs in traces(11):
         spans = simulate(schedule, costs)
-        path = perfetto(
-            {"replayed": spans, "measured": list(spans)},
-            dict.fromkeys(("replayed", "measured"), schedule),
-            tmp_path / "trace.json",
-            UNITS,
-        )
+        panels = {"replayed": spans, "measured": list(spans)}
+        path = perfetto(panels, dict.fromkeys(panels, schedule), tmp_path / "trace.json", UNITS)
         events = json.loads(path.read_text())["traceEvents"]
         assert {event["ph"] for event in events} <= set("MXsf")
         for panel in (1, 2):

@@ -39,8 +39,6 @@ def booked(schedule: Schedule, costs) -> dict[int, dict[str, int]]:
 
 
 # --- by hand -------------------------------------------------------------------------------------
-
-
 def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
     """
     ::
@@ -54,30 +52,13 @@ def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
     spans = [Span(a.stage, *a, *times[str(a)]) for _, a in schedule]
     clocks = {0: StepClock(0, 45, optimizer=4, recompute=2), 1: StepClock(1, 30, optimizer=1, recompute=0)}
     found = account(schedule, spans, clocks)
-    assert found == {
-        0: {
-            "compute": 8 + 4,
-            "recompute": 2,
-            "optimizer": 4,
-            "transfer": 34 - 26,
-            "warmup": 0,
-            "steady": 0,
-            "drain": 26 - 12,
-            "reduction": 0,
-            "host": 2 + 2 + 1,  # before its forward, before it asks for its gradient, before its optimizer
-        },
-        1: {
-            "compute": 5 + 9,
-            "recompute": 0,
-            "optimizer": 1,
-            "transfer": 12 - 10,
-            "warmup": 10 - 1,
-            "steady": 0,
-            "drain": 45 - 30,  # until the last rank has ended
-            "reduction": 0,
-            "host": 1 + 3,  # it began later, and something lay between its backward and its optimizer
-        },
-    }
+    none = {"recompute": 0, "warmup": 0, "steady": 0, "reduction": 0}
+    first = {"compute": 8 + 4, "recompute": 2, "optimizer": 4, "transfer": 34 - 26, "drain": 26 - 12}
+    second = {"compute": 5 + 9, "optimizer": 1, "transfer": 12 - 10, "warmup": 10 - 1}
+    # the host: before the forward, before it asks for its gradient, before its optimizer; rank 1 began later, and
+    # something lay between its backward and its optimizer; it drains until the last rank has ended
+    second |= {"drain": 45 - 30, "host": 1 + 3}
+    assert found == {0: {**none, **first, "host": 2 + 2 + 1}, 1: {**none, **second}}
 
 
 BOOKED = {
@@ -120,8 +101,6 @@ def test_waits_are_booked_by_phase(schedule, costs, accounts):
 
 
 # --- against a clerk who looks at every moment -----------------------------------------------------
-
-
 def look(schedule: Schedule, spans: list[Span], clocks, rank: int, moment: int) -> str:
     """What `rank` does at `moment`."""
     own = [span for span in spans if span.rank == rank]
@@ -198,8 +177,6 @@ def test_one_rank_s_account_is_the_same_without_the_others():
 
 
 # --- a real run ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("checkpointing", ["never", "always"])
 def test_a_real_step_adds_up(checkpointing, tmp_path):
     device = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.3, None, [])

@@ -18,16 +18,7 @@ from rich.console import Console
 from microp.schedule import Schedule
 from microp.schedule.builders import gpipe, interleaved, zb_v
 from microp.simulator import Costs, for_stages, simulate
-from microp.trace import (
-    MILLISECONDS,
-    UNITS,
-    Reduction,
-    Span,
-    plain,
-    reductions,
-    screen,
-    timeline,
-)
+from microp.trace import MILLISECONDS, UNITS, Reduction, Span, plain, reductions, screen, timeline
 from microp.trace.cells import FILL, IDLE, REDUCED
 from microp.trace.screen import Screen
 
@@ -83,28 +74,23 @@ def test_two_panels_have_one_scale_and_one_header():
     assert drawn({"replayed": quick, "measured": slow}, columns=71, scale=MILLISECONDS)[0] == both
 
 
-def test_a_stage_is_named_where_a_rank_holds_several():
-    spans = simulate(interleaved(2, 2), equal(4, 4, 8))
-    rows = rank_rows(drawn(spans, columns=9 + 60))
-    assert rows[0].startswith("0F0-0F1-2F0-2F1-")
-    assert "1F3: stage 1, microbatch or slice 3" in "\n".join(drawn(spans))
-
-
-def test_only_the_header_tells_of_a_panel_that_is_not_drawn():
+def test_only_the_header_tells_of_a_panel_that_is_not_drawn_and_of_a_prediction():
     spans = simulate(gpipe(2, 2), equal(2, 4_000_000, 6_000_000))
     lines = drawn({"replayed": spans, "measured": spans}, scale=MILLISECONDS, in_header=["replayed"])
     assert lines[0] == "replayed 30 ms, bubble 0.333 · measured 30 ms (+0.0 %), bubble 0.333"
     assert len(rank_rows(lines)) == 2
     for meaning in ("replayed: simulated with the step's own", "measured: the last measured step"):
         assert meaning in "\n".join(lines)
-
-
-def test_a_prediction_is_in_the_header_if_there_is_one():
-    spans = simulate(gpipe(2, 2), equal(2, 4_000_000, 6_000_000))
+    assert "predicted" not in "\n".join(lines)
     lines = drawn({"measured": spans}, scale=MILLISECONDS, predicted={"step_ms": 31.5, "bubble": 0.25})
     assert lines[0].startswith("predicted 31.5 ms with the optimizer, bubble 0.250 · measured 30 ms, ")
     assert "predicted: known before the run" in "\n".join(lines)
-    assert "predicted" not in "\n".join(drawn({"measured": spans}, scale=MILLISECONDS))
+
+
+def test_a_stage_is_named_where_a_rank_holds_several():
+    lines = drawn(simulate(interleaved(2, 2), equal(4, 4, 8)), columns=9 + 60)
+    assert rank_rows(lines)[0].startswith("0F0-0F1-2F0-2F1-")
+    assert "1F3: stage 1, microbatch or slice 3" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 11])
@@ -117,8 +103,6 @@ def test_of_many_ranks_the_first_and_the_last_are_shown(rows):
 
 
 # --- every character -------------------------------------------------------------------------------
-
-
 def every_kind() -> Iterator[tuple[Schedule, Costs]]:
     """All builders, and schedules and costs that nobody would draw."""
     random = Random(12)
@@ -254,8 +238,6 @@ def test_the_axis_runs_from_0_to_the_end(columns, length):
 
 
 # --- in a terminal ---------------------------------------------------------------------------------
-
-
 class Terminal:
     """A stream, of which no width is known."""
 
@@ -266,29 +248,18 @@ class Terminal:
         raise OSError
 
 
-@pytest.mark.parametrize(
-    ("is_terminal", "environment", "has_colours"),
-    [
-        (True, {}, True),
-        (False, {}, False),
-        (True, {"NO_COLOR": "1"}, False),
-        (True, {"NO_COLOR": ""}, True),
-        (False, {"FORCE_COLOR": "1"}, True),
-        (True, {"FORCE_COLOR": ""}, False),
-        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
-        (True, {"TERM": "dumb"}, False),
-        (False, {"TERM": "dumb", "FORCE_COLOR": "1"}, False),
-    ],
-)
-def test_colours_follow_the_terminal_and_the_environment_as_rich_has_it(
-    is_terminal, environment, has_colours, monkeypatch
-):
+COLOURED = [(True, {}), (True, {"NO_COLOR": ""}), (False, {"FORCE_COLOR": "1"})]
+PLAIN = [(False, {}), (True, {"NO_COLOR": "1"}), (True, {"FORCE_COLOR": ""}), (True, {"TERM": "dumb"})]
+PLAIN += [(False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}), (False, {"TERM": "dumb", "FORCE_COLOR": "1"})]
+
+
+@pytest.mark.parametrize(("is_terminal", "environment"), COLOURED + PLAIN)
+def test_colours_follow_the_terminal_and_the_environment_as_rich_has_it(is_terminal, environment, monkeypatch):
     for key in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
         monkeypatch.delenv(key, raising=False)
-    monkeypatch.setenv("COLUMNS", "57")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for key, value in environment.items():
+    for key, value in {"COLUMNS": "57", "TERM": "xterm-256color", **environment}.items():
         monkeypatch.setenv(key, value)
+    has_colours = (is_terminal, environment) in COLOURED
     assert screen(Terminal(is_terminal)) == (57, has_colours)
     rich = Console(file=Terminal(is_terminal))
     assert (rich.color_system is not None and not rich.no_color) == has_colours

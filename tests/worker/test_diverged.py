@@ -23,6 +23,7 @@ def test_numbers_that_are_not_finite_are_null_in_json():
 
 
 SAVED_THEN = SnapshotSettings("disk", 2, 1, False, None, False)  # before step 2
+SAVED_EACH = SnapshotSettings("disk", 1, 1, True, None, True)
 LEFT_THEN = SnapshotSettings("disk", None, 1, False, None, True)  # after the last step
 
 
@@ -73,7 +74,6 @@ def test_as_typed(tmp_path):
 
 
 # --- the first action after which something is not finite -------------------------------------------
-
 BACKWARD, SPLIT = "by 1B1 in step 3 on rank 1", {"schedule": zb_h1(2, 4)}
 LOWER, LOOK = "lower learning_rate=0.01", "look at the model and the data, for before the first step .*"
 
@@ -88,12 +88,16 @@ LOWER, LOOK = "lower learning_rate=0.01", "look at the model and the data, for b
         ("backward", 3, {"replicas": 2}, r"loss .* of the input, by 1B1 in step 3 on rank 3: .*"),
         ("backward", 3, {"snapshot": SAVED_THEN}, rf"weights .* after step 3 .*, {BACKWARD}: .*"),
         ("backward", 3, {"snapshot": SAVED_THEN, "limit": 1e-9}, r"weights .* after step 3 \(.*\), .* not saved: .*"),
+        ("backward", 0, {"snapshot": SAVED_EACH}, rf"weights .* after step 0 .*: {LOOK}"),
+        ("backward", 7, {"snapshot": LEFT_THEN}, rf"weights .* after step 7 .*: {LOWER}"),
     ],
 )
 def test_it_is_named(spoiled, step, changes, said, tmp_path, monkeypatch):
     """Of two replicas the second one is spoiled. Steps that took too long are not repeated, but are told."""
     monkeypatch.setattr(first_not_finite, "LONGEST_S", changes.pop("limit", 60))
     job = small_job(**{"schedule": one_f_one_b(2, 4), "steps": 7, "backend": "threads", **changes})
+    attempt = tmp_path / "run" / "attempt-1"
+    attempt.mkdir(parents=True)
     name = "weight_gradient" if spoiled == "weights" else spoiled
     original = getattr(Stage, name)
 
@@ -108,9 +112,14 @@ def test_it_is_named(spoiled, step, changes, said, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Stage, name, spoiling)
     with pytest.raises(RankError) as refused:
-        run_threads(job, tmp_path, 1)
-    error = explained(refused.value, job, tmp_path, 1, run_threads)
+        run_threads(job, attempt, 1)
+    error = explained(refused.value, job, attempt, 1, run_threads)
     assert re.fullmatch(said, str(error)), error
+    assert any(error["diverged"] for error in read_errors(attempt))
+    saved = [int(path.name.removeprefix("step-")) for path in attempt.glob("snapshots/*")]
+    assert all(number <= step for number in saved)  # what is not finite is not saved, and no row is lost
+    assert not list(attempt.glob("weights.pt"))
+    assert step in [row["step"] for row in read_rows(attempt, 1)]
 
 
 def test_an_error_that_is_no_divergence_stays_as_it_is(tmp_path):

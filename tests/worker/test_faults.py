@@ -45,47 +45,26 @@ def fail(fault: Fault, attempt: Path, **changes) -> tuple[RankError, float]:
     return error.value, took
 
 
-@pytest.mark.parametrize(
-    ("how", "where", "changes"),
-    [
-        ("kill", "forward", {"backend": "shm"}),
-        ("kill", "backward", {"backend": "tcp"}),
-        ("kill", "weight_gradient", {"backend": "shm"}),
-        ("kill", "optimizer", {"backend": "gloo"}),
-        ("raise", "forward", {"backend": "shm"}),
-        ("raise", "backward", {"backend": "gloo"}),
-        ("raise", "optimizer", {"backend": "tcp"}),
-        ("raise", "Trainer", {"backend": "shm"}),
-        ("raise", "torch", TORCH),
-        ("end", "backward", {"backend": "shm"}),
-        ("interrupt", "forward", {"backend": "gloo"}),
-        ("memory", "forward", {"backend": "shm"}),
-        ("exit", "backward", {"backend": "gloo"}),
-        ("leave", "forward", {"backend": "shm"}),
-        ("leave", "optimizer", {"backend": "gloo"}),
-        ("quit", "optimizer", {"backend": "shm"}),
-    ],
-)
-def test_a_fault_names_rank_place_and_step(how, where, changes, tmp_path):
-    error, took = fail(Fault(how, where), tmp_path, **changes)
+KILLED = ["kill forward shm", "kill backward tcp", "kill weight_gradient shm", "kill optimizer gloo"]
+RAISED = ["raise forward shm", "raise backward gloo", "raise optimizer tcp", "raise Trainer shm", "raise torch gloo"]
+ENDED = ["end backward shm", "interrupt forward gloo", "memory forward shm", "exit backward gloo", "leave forward shm"]
+HUNG = ["hang forward shm", "hang backward gloo", "hang optimizer shm", "hang Trainer shm", "hang torch gloo"]
+
+
+@pytest.mark.parametrize("fault", [*KILLED, *RAISED, *ENDED, "leave optimizer gloo", "quit optimizer shm"])
+def test_a_fault_names_rank_place_and_step(fault, tmp_path):
+    how, where, backend = fault.split()
+    error, took = fail(Fault(how, where), tmp_path, **(TORCH if where == "torch" else {"backend": backend}))
     step = 0 if where == "Trainer" else 2
     assert re.fullmatch(told(Fault(how, where), 1, PLACES[where], step), str(error))
     assert took < 60  # far below the time-out, on a busy machine too
     assert [row["step"] for row in read_rows(tmp_path, 1)] == list(range(step))  # no row is lost
 
 
-@pytest.mark.parametrize(
-    ("how", "where", "changes"),
-    [
-        ("hang", "forward", {"backend": "shm"}),
-        ("hang", "backward", {"backend": "gloo"}),
-        ("hang", "optimizer", {"backend": "shm"}),
-        ("hang", "Trainer", {"backend": "shm"}),
-        ("hang", "torch", TORCH),
-        ("stop", "backward", {"backend": "shm"}),
-    ],
-)
-def test_a_rank_that_does_not_answer_is_named_by_those_that_wait(how, where, changes, tmp_path):
+@pytest.mark.parametrize("fault", [*HUNG, "stop backward shm"])
+def test_a_rank_that_does_not_answer_is_named_by_those_that_wait(fault, tmp_path):
+    how, where, backend = fault.split()
+    changes = TORCH if where == "torch" else {"backend": backend}
     error, took = fail(Fault(how, where), tmp_path, timeout_s=6, **changes)
     said = told(Fault(how, where), 1, PLACES[where], 0 if where == "Trainer" else 2)
     if where == "torch":  # of gloo's transfers another may only be told that the connection was closed
@@ -96,14 +75,10 @@ def test_a_rank_that_does_not_answer_is_named_by_those_that_wait(how, where, cha
         assert "in _happen" in error.log.read_text()  # the log of the rank that hung says where it was
 
 
-@pytest.mark.parametrize(
-    ("where", "changes"),
-    [
-        ("forward", {"backend": "shm"}),
-        ("optimizer", {"backend": "gloo"}),  # the others are at a barrier
-        ("torch", TORCH),
-    ],
-)
+STOPPED = [("forward", {"backend": "shm"}), ("optimizer", {"backend": "gloo"}), ("torch", TORCH)]  # one at a barrier
+
+
+@pytest.mark.parametrize(("where", "changes"), STOPPED)
 def test_time_in_which_all_ranks_are_stopped_does_not_count(where, changes, tmp_path):
     """After Ctrl-Z and `fg` the slow rank needs some of the time-out that the others have not used."""
     job = small_job(schedule=one_f_one_b(2, 4), steps=4, timeout_s=4, **changes)

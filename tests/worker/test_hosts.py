@@ -11,25 +11,16 @@ from pathlib import Path
 
 import pytest
 from hosts import CLOCK_S, NAMES, two_hosts
-from user import SMALL, microp, read, until
-from warm import Command
+from user import SMALL, Inside, ran, read, until
 
-from microp.records import (
-    check_attempt,
-    clocks_text,
-    read_rows,
-    read_schedule,
-    read_spans,
-    read_status,
-    read_summary,
-)
+from microp.records import check_attempt, clocks_text, read_rows, read_schedule, read_spans, read_status, read_summary
 
 WORDS = [*SMALL, "schedule=1f1b", "ranks=4", "chunks=4", "tracking=disabled"]
 TIMEOUT_S = 15  # a busy machine may take seconds to bring all ranks to their meeting
 
 
 @contextmanager
-def launched(hosts, *words: str) -> Iterator[list[Command]]:
+def launched(hosts, *words: str) -> Iterator[list[Inside]]:
     """A launch on all hosts, with two ranks on each, which has ended after the block."""
     commands = [host.torchrun(*words) for host in hosts]
     try:
@@ -64,8 +55,7 @@ def attempt(over_two):
 
 
 def test_the_losses_are_those_of_one_host_bit_for_bit(attempt, tmp_path):
-    done = microp(*WORDS, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    ran(*WORDS, folder=tmp_path)
     [alone] = attempts_of(tmp_path)
     losses = [[row["loss"] for row in read_rows(folder, 3)] for folder in (attempt, alone)]
     assert losses[0] == losses[1]

@@ -30,9 +30,6 @@ def test_hosts_that_differ_are_told():
         "the hosts differ: torch is 2.13.0 on h0, null on h1; chunks is 4 on h0, 8 on h1: "
         "use the same installation, files and command on every host"
     )
-
-
-def test_a_rank_that_does_not_come_is_named():
     with pytest.raises(HostsError, match="rank 1, 2 of 3 did not come within 0.2 s"):
         meeting._exchange(HashStore(), 0, {}, 3, 0.2)
 
@@ -61,10 +58,7 @@ def test_clocks_are_compared(ahead_ns, monkeypatch):
     assert first == second
     assert first[0].offset_ns == 0
     assert abs(first[1].offset_ns + ahead_ns) <= first[1].residual_ns < 10**9
-
-
-def test_a_clock_that_runs_faster_is_followed():
-    before, after = joined.Reading(1000, -500, 5), joined.Reading(3000, -520, 5)
+    before, after = joined.Reading(1000, -500, 5), joined.Reading(3000, -520, 5)  # one that runs faster is followed
     assert [joined.drift_ns(before, after, own - 500) for own in (1000, 2000, 3000)] == [0, -10, -20]
 
 

@@ -42,20 +42,14 @@ def test_every_option_names_its_builder_and_all_its_knobs(path: Path) -> None:
     assert path.stem == "file" or path.stem in BUILDERS
 
 
-def test_looped_schedules_place_stages_in_turn() -> None:
+def test_looped_schedules_place_stages_in_turn_and_v_shapes_fold_them() -> None:
     for build in LOOPED.values():
         assert build(4, 4, stages_per_rank=3).stages_of(1) == (1, 5, 9)
-
-
-@pytest.mark.parametrize("name", schedules.V_SHAPED)
-def test_v_shapes_fold_the_stages(name: str) -> None:
-    schedule = BUILDERS[name][0](4, 8)
-    assert [schedule.stages_of(rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
+    for name in schedules.V_SHAPED:
+        assert [BUILDERS[name][0](4, 8).stages_of(rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
 
 
 # --- pictures --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_docstring_draws_what_the_simulator_does(name: str) -> None:
     build = getattr(schedules, {"1f1b": "one_f_one_b", "1f1b_v": "one_f_one_b_v"}.get(name, name))
@@ -72,16 +66,16 @@ def test_rounds_that_ranks_do_not_divide_are_even_and_the_larger_come_first() ->
     assert " ".join(map(str, forwards)) == "1F0 1F1 1F2 3F0 3F1 3F2 1F3 1F4 3F3 3F4"
 
 
-def test_with_one_stage_a_rank_the_looped_orders_are_the_plain_ones() -> None:
-    assert schedules.interleaved(4, 8, stages_per_rank=1).ranks == schedules.eager_1f1b(4, 8).ranks
-    assert schedules.breadth_first(4, 8, stages_per_rank=1).ranks == schedules.gpipe(4, 8).ranks
-    assert schedules.zb_interleaved(4, 8, stages_per_rank=1).ranks == schedules.zb_h1(4, 8).ranks
-
-
-def test_with_one_slice_the_sliced_orders_are_the_plain_ones() -> None:
-    assert schedules.seq_1f1b(4, 8, slices=1).ranks == schedules.one_f_one_b(4, 8).ranks
+def test_with_one_stage_a_rank_or_one_slice_the_orders_are_the_plain_ones() -> None:
     single = schedules.interleaved(4, 8, stages_per_rank=3, warmup=schedules.Warmup.single)
-    assert schedules.seq_1f1b(4, 8, slices=1, stages_per_rank=3).ranks == single.ranks
+    for order, plain in (
+        (schedules.interleaved(4, 8, stages_per_rank=1), schedules.eager_1f1b(4, 8)),
+        (schedules.breadth_first(4, 8, stages_per_rank=1), schedules.gpipe(4, 8)),
+        (schedules.zb_interleaved(4, 8, stages_per_rank=1), schedules.zb_h1(4, 8)),
+        (schedules.seq_1f1b(4, 8, slices=1), schedules.one_f_one_b(4, 8)),
+        (schedules.seq_1f1b(4, 8, slices=1, stages_per_rank=3), single),
+    ):
+        assert order.ranks == plain.ranks
 
 
 def test_backwards_that_go_along_the_sequence_deadlock() -> None:
@@ -95,17 +89,12 @@ def test_backwards_that_go_along_the_sequence_deadlock() -> None:
 
 
 # --- what is refused -------------------------------------------------------------------------------
-
-
-def test_dualpipe_v_says_which_chunks_it_takes() -> None:
+def test_dualpipe_v_says_which_chunks_it_takes_and_a_rank_holds_at_least_one_stage() -> None:
     with pytest.raises(ValueError, match=r"'dualpipe_v' needs .*: chunks=7, ranks=4; use chunks=8 or more"):
         schedules.dualpipe_v(4, 7)
-
-
-@pytest.mark.parametrize("build", LOOPED.values())
-def test_a_rank_holds_at_least_one_stage(build: Builder) -> None:
-    with pytest.raises(ValueError, match="stages_per_rank=0 is below 1: use at least 1"):
-        build(2, 4, stages_per_rank=0)
+    for build in LOOPED.values():
+        with pytest.raises(ValueError, match="stages_per_rank=0 is below 1: use at least 1"):
+            build(2, 4, stages_per_rank=0)
 
 
 @each_named

@@ -1,0 +1,109 @@
+"""Slices of a sequence train as the whole sequence does, and two copies of the model as one: float64, to 1e-12.
+
+Over orders x shapes x checkpointing; copies stay equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+
+import pytest
+import torch
+from conftest import CHECKPOINTING, gpt, mlp, small_job
+from one_process import assert_near, by_one_process, by_processes, by_threads
+from own_model import mixed, settings_of
+from threads import in_threads
+
+import microp
+from microp.comms import thread_comms
+from microp.schedule import Schedule, rows, skewed, uniform
+from microp.schedule.builders import chimera, dualpipe, seq_1f1b
+from microp.schedule.builders.phases import defer_weights
+from microp.worker.trainer import Trainer
+
+# ranks, chunks, slices, stages per rank: below, at and above what fills the pipeline
+SHAPES = [(1, 1, 2, 1), (1, 3, 4, 2), (2, 1, 2, 1), (2, 2, 4, 1), (2, 3, 3, 2)]
+SHAPES += [(3, 1, 4, 1), (3, 4, 2, 1), (3, 2, 6, 2), (4, 5, 2, 1), (4, 3, 3, 2)]
+
+
+def sliced_gpt(layers: int, tied: bool = False):
+    return replace(gpt("float64", dropout=0.0), layers=layers, context=12, tied=tied)
+
+
+def divided(schedule: Schedule) -> Schedule:
+    """The same order with an I for every B, and a W two Is later."""
+    return replace(schedule, name="divided", ranks=rows(defer_weights(row, lag=2) for row in schedule.ranks))
+
+
+@pytest.mark.parametrize("order", ["full", "divided"])
+def test_slices_are_the_whole_sequence(order):
+    modes, cuts = cycle(CHECKPOINTING), cycle((uniform, skewed))
+    for ranks, chunks, slices, stages_per_rank in SHAPES:
+        schedule = seq_1f1b(ranks, chunks, slices, stages_per_rank)
+        schedule = divided(schedule) if order == "divided" else schedule
+        model = sliced_gpt(schedule.stages + 1, tied=chunks % 2 == 0)
+        mode, cut = next(modes), next(cuts)
+        job = small_job(mode, cut, schedule=schedule, model=model, batch_size=7, backend="threads")
+        assert_near(by_threads(job), by_one_process(job))
+
+
+def test_on_processes(tmp_path):
+    order, model = seq_1f1b(2, 3, 4), sliced_gpt(3)
+    jobs = [small_job(mode, schedule=order, model=model, batch_size=7) for mode in CHECKPOINTING]
+    for job, trained in zip(jobs, by_processes(jobs, tmp_path), strict=True):
+        assert_near(trained, by_one_process(job))
+
+
+@pytest.mark.parametrize("checkpointing", ["never", "always", "segments"])
+def test_the_memory_of_slices_is_predicted(checkpointing, tmp_path):
+    """Keys and values that are kept, their gradients on the way back, and the mask; another slice holds more."""
+    words = ["model=gpt", "model.layers=6", "model.context=32", "schedule=seq_1f1b", "schedule.slices=4", "chunks=3"]
+    words += [f"checkpointing={checkpointing}", "batch_size=12", "comms=threads", "steps=2", "tracking=disabled"]
+    summary = microp.measure(*words, f"output_dir={tmp_path}").summary
+    assert summary["predicted"]["peak_memory_mib"] == pytest.approx(summary["peak_memory_mib"], rel=0.005)
+    assert summary["in_flight_peak"] == [1.25, 1.0]
+
+
+COPIES = [(dualpipe, 2, 4), (dualpipe, 2, 8), (dualpipe, 4, 8), (dualpipe, 4, 10), (chimera, 2, 2), (chimera, 4, 2)]
+COPIES += [(chimera, 4, 4), (chimera, 4, 6), (chimera, 6, 8)]
+MODELS = [lambda: mlp("float64"), lambda: gpt("float64"), lambda: settings_of(mixed, dtype="float64", dropout=0.1)]
+
+
+def jobs_of_copies(backend: str):
+    models, modes, cuts = cycle(MODELS), cycle(CHECKPOINTING), cycle((uniform, skewed))
+    for build, ranks, chunks in COPIES:
+        model, schedule = next(models)(), build(ranks, chunks)
+        if model.layers >= schedule.depth:
+            given = {"schedule": schedule, "model": model, "batch_size": 13, "backend": backend}
+            yield small_job(next(modes), next(cuts), **given)
+
+
+def test_copies_train_as_one_process_does():
+    for job in jobs_of_copies("threads"):
+        assert_near(by_threads(job), by_one_process(job))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_copies_on_processes(ranks, tmp_path):
+    every = [job for job in jobs_of_copies("shm") if job.ranks == ranks]
+    for job, trained in zip(every, by_processes(every, tmp_path), strict=True):
+        assert_near(trained, by_one_process(job))
+
+
+def ten_steps(job, comms):
+    trainer = Trainer(job, comms)
+    for step in range(10):
+        trainer.load(step)
+        trainer.step(step)
+    return {index: [w.detach().clone() for w in layer.parameters()] for index, layer in trainer.layers.items()}
+
+
+@pytest.mark.parametrize("build", [dualpipe, chimera])
+def test_copies_are_equal_bit_for_bit_after_ten_steps_of_adam(build):
+    job = small_job(schedule=build(4, 8), model=mlp(), backend="threads")
+    held = in_threads(thread_comms(4), partial(ten_steps, job))
+    for layer in range(mlp().layers):
+        one, other = (ranks[layer] for ranks in held if layer in ranks)
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
