@@ -62,6 +62,8 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
         if any(row.is_crowded for row in disturbed):
             remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
         kinds = dict.fromkeys(reason.kind for row in disturbed for reason in row.disturbed)
+        if kinds.keys() <= {"nominal", "overruns"}:
+            remedy = "the real work takes longer than it was told: use longer times, or a smaller model.dim"
         paragraph(out, f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
     for sentence in filter(None, [*verdicts(rows), small_microbatches(rows), *one_process(rows)]):
         paragraph(out, sentence, style="")
