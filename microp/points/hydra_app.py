@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     OmegaConf.register_new_resolver("key_page", key_page, replace=True)  # for --help
     OmegaConf.register_new_resolver("sweep_page", sweep_page, replace=True)
     _log_to_terminal()
+    warnings.filterwarnings("ignore", "Callback .* raised BrokenPipeError")  # Hydra's, of a reader such as `head`
     # `-m` may come after keys, which argparse takes for an error
     sys.argv[1:] = sorted(with_profiles(sys.argv[1:]), key=lambda word: word not in ("-m", "--multirun"))
     asked = os.environ.get(FULL_ERROR, "0")
