@@ -15,17 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 FLOORS = [
-    {"schedule", "system"},
-    {"settings", "trace", "comms"},
-    {"job", "model"},
-    {"simulator"},
-    {"device", "profiling", "orders"},
-    {"planner", "replicas", "records"},
-    {"engine", "mirror", "results", "config", "foreign"},
-    {"worker", "terminal"},
-    {"points", "labs"},
-    {"commands"},
-    {"microp"},  # the files at the top, one per command
+    set(floor.split())  # the last: the files at the top, one per command
+    for floor in (
+        *("schedule system", "settings trace comms", "job model", "simulator", "device profiling orders"),
+        *("planner replicas records", "engine mirror results config foreign", "worker terminal", "points labs"),
+        *("commands", "microp"),
+    )
 ]
 DOORS = {  # outside package -> the packages that may import it; `trace.drawing` is one module of trace
     "hydra": {"config", "points", "commands.pricing"},
@@ -134,17 +129,13 @@ ALONE = [  # what is imported before, and the modules of microp that are importe
 
 def test_what_each_package_loads_when_it_is_imported_alone():
     """Each module in ALONE is imported in a fork of one interpreter, which imports the packages before them in turn."""
-    code = (
-        "import os, sys\n"
-        f"for first, modules in {ALONE}:\n"
-        "    __import__(first)\n"
-        "    for module in sorted(modules):\n"
-        "        if not os.fork():\n"
-        "            __import__(f'microp.{module}')\n"
-        "            print(module, *sys.modules, flush=True)\n"
-        "            os._exit(0)\n"
-        "        assert not os.wait()[1], module\n"
-    )
+    code = f"""import os, sys
+for first, modules in {ALONE}:
+    __import__(first)
+    for module in sorted(modules):
+        if not os.fork():
+            __import__(f"microp.{{module}}"), print(module, *sys.modules, flush=True), os._exit(0)
+        assert not os.wait()[1], module"""
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     lines = [line.split() for line in done.stdout.splitlines()]
     loaded = {module: set(all_of_them) for module, *all_of_them in lines}
@@ -184,27 +175,19 @@ def test_tests_mirror_the_packages():
 
 
 ALLOWED = {
-    "device/meters.py": {
-        # torch shows each tensor that is made only to such a mode; profilers are too slow within a step
-        "torch.utils._python_dispatch.TorchDispatchMode"
-    },
-    "model/compiled.py": {
-        "torch._functorch.config"  # a setting of torch's compiler that has no public name
-    },
-    "model/autocast.py": {
-        "torch._subclasses.fake_tensor.FakeTensorMode"  # which types a layer makes, without computing
-    },
+    # torch shows each tensor that is made only to such a mode; profilers are too slow within a step
+    "device/meters.py": {"torch.utils._python_dispatch.TorchDispatchMode"},
+    "model/compiled.py": {"torch._functorch.config"},  # a setting of torch's compiler that has no public name
+    # which types a layer makes, without computing
+    "model/autocast.py": {"torch._subclasses.fake_tensor.FakeTensorMode"},
     "model/split_backward.py": {
         # `backward` and `grad` compare shapes in Python, 25 to 35 us a call
         "torch.autograd.graph._engine_run_backward",
         "torch.utils._pytree",  # a layer may take and return any nest of tensors
     },
-    "model/watch.py": {
-        "torch.utils._python_dispatch.TorchDispatchMode"  # which operations a layer calls, and with what
-    },
-    "model/weight_gradients.py": {
-        "torch._foreach_add_"  # one call for all small gradients
-    },
+    # which operations a layer calls, and with what
+    "model/watch.py": {"torch.utils._python_dispatch.TorchDispatchMode"},
+    "model/weight_gradients.py": {"torch._foreach_add_"},  # one call for all small gradients
 }
 
 

@@ -18,7 +18,6 @@ from microp.worker import monolith
 from microp.worker.threads import run_threads
 
 
-# --- what an action costs ------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -68,7 +67,6 @@ def test_recomputation(given, checkpointing, recompute, spared):
     assert (costs.recompute, costs.spared) == (recompute, spared)
 
 
-# --- how long it lasts ---------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("build", "given", "action", "nominal"),
     [
@@ -98,7 +96,6 @@ def test_an_action_lasts_its_nominal_time(build, given, action, nominal):
     assert set(calls) == {(action.microbatch, "x")}
 
 
-# --- real runs -----------------------------------------------------------------------------------
 TINY = {"forward_ms": 0.2, "backward_ms": 0.4}
 
 

@@ -41,9 +41,7 @@ def test_what_is_kept_from_b_to_w_counts_less_and_a_cap_that_no_order_meets_says
     assert problem.peak([0, 1, 3, 6, 4, 7]) == 4
     assert not problem.fits([0, 1])
     assert problem.fits([0, 3, 1, 6, 4, 2, 7, 5, 8])
-    with pytest.raises(
-        ValueError, match=r"no order keeps within 1: rank 0 .* 2 stages at once, 2, 1 more than the cap"
-    ):
+    with pytest.raises(ValueError, match=r"no order keeps within 1: rank 0 .* 2 stages at once, 2, 1 more than the"):
         Problem((0, 1, 0, 1), 4, Costs((1,) * 4, (1,) * 4), pairs(4, 1))
     with pytest.raises(ValueError, match="stage 0 would keep 2 from B to W"):
         Memory(4, (1,), (2,))

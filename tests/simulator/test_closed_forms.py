@@ -121,7 +121,6 @@ def test_no_form_where_none_is_exact(schedule: Schedule, costs: Costs) -> None:
     assert closed_forms.bubble(schedule, costs) is None
 
 
-# --- published -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("build", "rate"), [("one_f_one_b", 0.2431), ("zb_h1", 0.1585), ("zb_h2", 0.1083)])
 def test_zero_bubble_tables_5_and_9(build: str, rate: float) -> None:
     """arXiv 2401.10241: 8 ranks, 24 chunks; bubble = (cost - M T) / cost, cost the largest span of a rank."""
@@ -134,7 +133,6 @@ def test_zero_bubble_tables_5_and_9(build: str, rate: float) -> None:
     assert [closed_forms.makespan(order, each) for each in (first, last)] == [51, 57]
 
 
-# --- interleaved in groups, with another warmup --------------------------------------------------------
 def _interleaved_shapes() -> Iterator[tuple[int, int, Schedule]]:
     """K, G and the order for every group, warmup and extra warmup of small shapes."""
     for ranks, loops in product((2, 3, 4), (2, 3)):
@@ -176,9 +174,8 @@ def test_a_single_warmup_pays_for_its_memory_with_latency(ranks, loops, chunks, 
         order = schedules.interleaved(ranks, chunks, loops, warmup=schedules.Warmup(warmup))
         costs = [Costs((10,) * order.stages, (20,) * order.stages, latency=hop) for hop in (0, 1, 2, 4)]
         assert [makespan(simulate(order, each)) - chunks * loops * 30 for each in costs] == expected
-    assert (
-        max(held_peak(schedules.interleaved(ranks, chunks, loops, ranks, 0, schedules.Warmup.single))) == ranks * loops
-    )
+    single_warmup = schedules.interleaved(ranks, chunks, loops, ranks, 0, schedules.Warmup.single)
+    assert max(held_peak(single_warmup)) == ranks * loops
 
 
 def test_a_smaller_group_of_gis_never_holds_more_and_never_waits_less() -> None:

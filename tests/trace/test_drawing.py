@@ -65,7 +65,6 @@ def test_a_picture_has_the_colour_of_each_action_at_its_time(schedule, tmp_path)
         assert found.getpixel((middle, bars[span.rank])) == colour, span
 
 
-# --- as a trace for ui.perfetto.dev --------------------------------------------------------------
 def traces(seed: int):
     random = Random(seed)
     for schedule in (one_f_one_b(3, 4), zb_h1(2, 4), interleaved(2, 4), gpipe(1, 3)):
