@@ -269,19 +269,11 @@ def nccl_replicas(card: Card) -> Iterator[Figure]:
 def parts_of(card: Card) -> dict[str, tuple[int, Part]]:
     """Return each part by its name, with the number of GPUs that it needs, the most important ones first."""
     one = {
-        "one rank": one_rank,
-        "2 ranks share a card": partial(shared, 2),
-        "4 ranks share a card": partial(shared, 4),
-        "memory": memory,
-        "nvidia-smi": nvidia_smi,
-        "bf16": bf16,
-        "engine=torch": torch_alone,
+        **{"one rank": one_rank, **{f"{ranks} ranks share a card": partial(shared, ranks) for ranks in (2, 4)}},
+        **{"memory": memory, "nvidia-smi": nvidia_smi, "bf16": bf16, "engine=torch": torch_alone},
         **{f"gradients: {name}": partial(gradients, card.shared, name) for name in card.schedules},
         "replicas share a card": partial(replicas, card.shared),
-        "dropout": dropout,
-        "weights": weights,
-        "compile": compiled,
-        "profile": profile,
+        **{"dropout": dropout, "weights": weights, "compile": compiled, "profile": profile},
     }
     two = {
         "NCCL: losses": lambda card: same_losses(card, "ranks=2", "schedule=1f1b", *card.alone),
@@ -337,13 +329,9 @@ def about(card: Card) -> dict[str, Any]:
     """Return what was tried: the GPUs, the versions, the machine."""
     names = [torch.cuda.get_device_name(i) for i in range(card.gpus)] if card.device == "cuda" else []
     nccl = torch.cuda.nccl.version() if card.device == "cuda" else None
-    versions = {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "nccl": nccl,
-        "python": platform.python_version(),
-    }
-    return {"device": card.device, "gpus": names, **versions, "machine": platform.platform()}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl}
+    machine = {"python": platform.python_version(), "machine": platform.platform()}
+    return {"device": card.device, "gpus": names, **versions, **machine}
 
 
 def try_all(card: Card, parts: dict[str, tuple[int, Part]]) -> int:

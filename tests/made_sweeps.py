@@ -105,14 +105,11 @@ def skew_runs(
         yield made(folder, name, 8, ranks, costs=costs, **changes)
 
 
+TWO = ("never", "always")
+
+
 def schedule_runs(
-    folder,
-    names=FEW,
-    chunks=(2, 4),
-    policies=("never", "always"),
-    devices=("emulated", "cpu"),
-    ranks=2,
-    launches=(0, 1),
+    folder, names=FEW, chunks=(2, 4), policies=TWO, devices=("emulated", "cpu"), ranks=2, launches=(0, 1)
 ) -> Rows:
     for name, number, policy, launch, device in product(names, chunks, policies, launches, devices):
         changes = {"checkpointing": policy, LAUNCH: launch, "device": device}

@@ -49,11 +49,8 @@ def profile(model: MlpSettings, machine: Machine = MACHINE, **changed: Any) -> P
     times["full"] = tuple(2 * each for each in once)
     memory = {kind: LayerMemory(2**20, Size(0, 1024), Size(0, 512)) for kind in set(model.kinds)}
     given = {
-        "machine": machine,
-        "model": vars(model),
-        "date": "2026-11-22T12:00:00+00:00",
-        "batch_size": 64,
-        "ranks": 2,
+        **{"machine": machine, "model": vars(model), "date": "2026-11-22T12:00:00+00:00"},
+        **{"batch_size": 64, "ranks": 2},
     }
     given |= {"rows": rows, "layers": dict.fromkeys(sorted(set(model.kinds)), times)}
     given |= {"fixed": dict.fromkeys(times, (0.0, 0.0)), "checkpointed": (0.8, 0.9), "alone": (0.9, 1.0)}

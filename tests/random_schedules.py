@@ -37,9 +37,7 @@ def random_costs(random: Random, schedule: Schedule, transfer: LinkModel | None 
         return tuple(random.randint(least, most) * unit for _ in range(schedule.stages))
 
     return Costs(
-        forward=times(1, 9),
-        backward=times(1, 9),
-        weight=random.choice(((), times(0, 6))),
+        *(times(1, 9), times(1, 9), random.choice(((), times(0, 6)))),
         full=random.choice(((), times(1, 15))),
         latency=random.choice((0, random.randint(0, 6) * unit, times(0, 6), times(0, 30))),
         recompute=random.choice(((), times(0, 5))),

@@ -383,9 +383,7 @@ SHAPES["frozen_middle"] = Shape(
 )
 SHAPES["frozen_head"] = Shape(lambda: stack(embedding(), dense(), dense(), dense(), frozen(head())))
 SHAPES["frozen_embedding_with_positions"] = Shape(lambda: stack(words_and_places(), dense(), dense(), dense(), head()))
-twice(
-    "unused_child", does(lambda own, x: torch.tanh(own.fc(x)), fc=linear, unused=linear, norm=lambda: nn.LayerNorm(3))
-)
+twice("unused_child", does(lambda own, x: own.fc(x).tanh(), fc=linear, unused=linear, norm=lambda: nn.LayerNorm(3)))
 twice("frozen_bias", changed(dense, lambda made: made[0].bias.requires_grad_(False)))
 twice("frozen_weight_trained_bias", changed(dense, lambda made: made[0].weight.requires_grad_(False)))
 
@@ -702,24 +700,15 @@ def each_error(logits: Tensor, targets: Tensor) -> Tensor:
 
 LOSSES = {  # of one line
     "loss_of_the_last_token": (lambda logits, targets: F.cross_entropy(logits[:, -1], targets[:, -1]), {}),
-    "label_smoothing": (
-        lambda logits, targets: F.cross_entropy(logits.transpose(1, 2), targets, label_smoothing=0.1),
-        {},
-    ),
+    "label_smoothing": (lambda out, targets: F.cross_entropy(out.mT, targets, label_smoothing=0.1), {}),
     "loss_that_draws": (lambda logits, targets: mean_error(F.dropout(logits, 0.2), targets), refused("random")),
     "exponential_of_the_mean": (lambda logits, targets: (mean_error(logits, targets) / 4).exp(), NOT_ROWS),
-    "a_small_part_that_is_no_mean": (
-        lambda logits, targets: mean_error(logits, targets) + 1e-2 * logits.std(correction=0),
-        NOT_ROWS,
-    ),
+    "a_small_part_that_is_no_mean": (lambda out, y: mean_error(out, y) + 1e-2 * out.std(correction=0), NOT_ROWS),
     "ignore_index_of_another_token": (
         lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=32),
         NOT_ROWS,
     ),
-    "sum_over_a_batch_of_known_size": (
-        lambda logits, targets: mean_error(logits, targets) * len(targets) / 9,
-        NOT_ROWS,
-    ),
+    "sum_over_a_batch_of_known_size": (lambda out, targets: mean_error(out, targets) * len(targets) / 9, NOT_ROWS),
 }
 for name, (function, expected) in LOSSES.items():
     SHAPES[name] = Shape(lambda function=function: around(dense, function), **expected)

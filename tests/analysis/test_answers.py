@@ -33,7 +33,6 @@ def took(schedule, costs) -> float:
     return float(makespan(simulate(schedule, costs)))
 
 
-# --- one experiment each --------------------------------------------------------------------------------
 SAID = {  # of `CASES[name].few`, with F = 5 and B = 10 ms, K = 2
     "m_sensitivity": (
         "Real compute, K = 2, batch fixed: from M = 1 to 16 the bubble of gpipe goes from 0.500 [0.500, 0.500] to "
@@ -124,7 +123,6 @@ def test_prediction_says_what_was_known_before_the_run(tmp_path):
     ) in said
 
 
-# --- a sweep of one's own -------------------------------------------------------------------------------
 def own(folder, slower=STEADY, **changes):
     """GPipe with 2 and 8 microbatches of the same 16 rows, on two ranks: steps of 90 and 67.5 ms."""
     rows = []
@@ -182,7 +180,6 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
     assert sweep.answer(rows, ["chunks"]).startswith("Fastest of 2 points: 8")
 
 
-# --- what is missing -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [*EXPERIMENTS, *OVER_ALL_RUNS])
 def test_without_runs_there_is_no_answer_and_with_too_few_it_says_what_is_missing(name, tmp_path):
     assert answer_of(name, Made([])) == ""

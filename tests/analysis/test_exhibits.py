@@ -20,7 +20,6 @@ from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 
 
-# --- what the figures say --------------------------------------------------------------------------------
 def made_up(folder: Path, slowest: float = 1.0) -> Made:
     """K = 4, M = 1 to 32 rows, two launches, times by GPipe's formula; `slowest`: the second launch at M = 8."""
     rows = []
@@ -145,7 +144,6 @@ def test_rank_time_adds_up(outputs):
     assert (timelines.table["bubble"] > 0).all()
 
 
-# --- a timeline's text -------------------------------------------------------------------------------------
 def test_the_table_of_times_adds_up_each_rank_fits_a_terminal_and_has_what_is_not_zero():
     lines = time_table({"compute": [1.0, 2.0], "warmup": [0.5, 0.25]}).splitlines()
     assert lines[0].split() == ["ms", "compute", "warmup", "sum"]
@@ -156,7 +154,6 @@ def test_the_table_of_times_adds_up_each_rank_fits_a_terminal_and_has_what_is_no
     assert lines[0].split() == ["ms", *kinds, "sum"]
 
 
-# --- bars that lie side by side -------------------------------------------------------------------
 def drawn(rows: list[dict]) -> tuple[dict[str, list[str]], rank_time.Exhibit]:
     """The names of the bars in each panel, by the panel's title on one line."""
     for number, row in enumerate(rows):
@@ -208,7 +205,6 @@ def test_of_more_configurations_than_have_room_the_caption_says_so(tmp_path):
     assert exhibit.figure.get_figheight() < 10
 
 
-# --- forecasts ------------------------------------------------------------------------------------
 def runs(*rows: tuple[str, int, float, float], launches: int = 1, **changes) -> pd.DataFrame:
     """Runs by schedule, microbatches, predicted and measured ms; each further launch takes 2 % longer."""
     names = ("schedule", "chunks", "predicted.step_ms", "replayed.step_ms")

@@ -24,7 +24,6 @@ from tests.made_up import Made, by_stem, run, saves
 SEGMENTS = {"never": 0, "always": 1, "segments": 2}
 
 
-# --- checkpoint_overhead ---------------------------------------------------------------------------------
 def peaks_by_hand(name: str, policy: str, chunks: int) -> list[float]:
     """In MiB: a = 9 boundaries on the first rank and 8.5 on the last; a boundary has 16 / M rows of 64 x 4 bytes."""
     boundary = 16 * 64 * 4 / 2**20 / chunks
@@ -93,7 +92,6 @@ def test_a_boundary_has_the_models_shape():
     assert lowered == [boundary_mib(row) / 4, boundary_mib(gpt_row) / 2]  # between the blocks of a gpt it is float32
 
 
-# --- partition_skew --------------------------------------------------------------------------------------
 def test_a_heavy_first_stage_is_cheaper_under_1f1b_alone_and_throughput_is_as_computed(tmp_path):
     """Four ranks; half of the layers on the first or the last, or as many on each."""
     rows = skew_runs(tmp_path, [("emulated", 4)], (0.25, 0.5), (0, 3), launches=(0,))
@@ -112,7 +110,6 @@ def test_a_heavy_first_stage_is_cheaper_under_1f1b_alone_and_throughput_is_as_co
     assert len(used) == 8 * 4
 
 
-# --- schedules and hop_latency ---------------------------------------------------------------------------
 def test_the_front_has_what_nothing_beats(tmp_path):
     """1F1B is as fast as GPipe and holds less, ZB-H1 is faster and holds no more than 1F1B's first rank."""
     names = ("gpipe", "1f1b", "zb_h1", "naive")
@@ -152,7 +149,6 @@ def test_the_slopes_differ_by_the_formula(tmp_path):
     assert added.set_index(["schedule", "latency_ms"]).loc[("1f1b", 2.0), "formula"] == 3
 
 
-# --- gradient_sync and hybrid ---------------------------------------------------------------------
 ALPHA, BETA = 0.2, 2048.0  # ms, MiB/s
 
 

@@ -34,7 +34,6 @@ def made(outputs):
     return done, (outputs / "report" / "report.html").read_text()
 
 
-# --- the store ---------------------------------------------------------------------------------------
 def test_a_row_has_summary_configuration_and_environment_and_missing_points_have_their_commands(outputs):
     row = Store(outputs).runs("m_sensitivity").iloc[0]
     assert (row["config.device.name"], row["step_ms.n"], row["env.cores"]) == ("cpu", 3, os.cpu_count())
@@ -51,7 +50,6 @@ def test_a_point_that_was_planned_again_is_its_younger_run(tmp_path):
     assert sorted(point.run_id for point in Store(tmp_path).points("mine")) == ["new", "other"]
 
 
-# --- the whole report ----------------------------------------------------------------------------------
 def test_every_file_of_the_report_is_written_and_told_without_torch_or_wandb(outputs, made):
     done, _ = made
     files = {path.name for path in (outputs / "report").iterdir()}
@@ -196,9 +194,7 @@ def test_the_same_rows_give_the_same_bytes_and_captions_say_where_they_come_from
     capsys.readouterr()
     runs = Store(outputs).runs()
     text = provenance(runs)
-    assert text.startswith(
-        "From 8 runs of 4 configurations, 2 launches each; 3 measured steps per launch; launches of "
-    )
+    assert text.startswith("From 8 runs of 4 configurations, 2 launches each; 3 measured steps per launch; launches")
     assert f"Commit {runs['env.commit'][0]}" in text
     assert f"{os.cpu_count()} core" in text
 
@@ -226,7 +222,6 @@ def test_one_experiment_alone(outputs, made, tmp_path):
     assert "hydra.mode=RUN chunks=8" in done.stdout
 
 
-# --- any sweep -----------------------------------------------------------------------------------------
 def test_a_sweep_or_a_folder_of_runs_is_drawn_over_what_varies(outputs, tmp_path, capsys):
     assert sweep.main([str(outputs / "sweeps"), "--report", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "sweep-2026-01-02_config.csv")
@@ -238,7 +233,6 @@ def test_a_sweep_or_a_folder_of_runs_is_drawn_over_what_varies(outputs, tmp_path
     capsys.readouterr()
 
 
-# --- a timeline -----------------------------------------------------------------------------------
 def test_a_run_is_found_by_its_id(outputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(timeline, "OUTPUTS", outputs)
     [run, *_] = sorted(path.name for path in (outputs / "runs").iterdir())

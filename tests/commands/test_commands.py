@@ -56,7 +56,6 @@ def test_check(tmp_path):
     assert done.stdout.count("pass") == 5
 
 
-# --- printed commands -----------------------------------------------------------------------------
 TINY = ["model.layers=4", "model.dim=32", "batch_size=8"]
 TIMES = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.weight_ms=0.1"]
 KNOBS = ["device.latency_ms=1", "device.recompute_ms=0.1", "device.reduce_ms=1", "device.full_ms=0.3", "sync=flat"]
@@ -89,7 +88,6 @@ def test_a_printed_command_is_not_refused(command, tmp_path):
         ran(*words, *only_checked, folder=tmp_path, program=module)
 
 
-# --- the safety checks can fail -------------------------------------------------------------------
 def test_a_failed_check_is_exit_code_1(monkeypatch, capsys):
     monkeypatch.setattr(self_checks, "CHECKS", {"good": lambda _: (True, "1"), "bad": lambda _: (False, "0.5")})
     assert command.main([]) == 1
@@ -119,7 +117,6 @@ def test_a_wrong_gradient_and_memory_that_does_not_fall_fail(monkeypatch, tmp_pa
     assert not self_checks.check_memory(tmp_path)[0]
 
 
-# --- the harness's own cost is measured by a command ----------------------------------------------
 def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
     def run(command, **_):
         """Start a sweep, of ranks that are threads, or torchrun, in a forked process."""

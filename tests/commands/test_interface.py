@@ -39,7 +39,6 @@ def measured(outputs):
     return [microp.measure(f"chunks={chunks}", *words) for chunks in (2, 4)]
 
 
-# --- measure -------------------------------------------------------------------------------------
 def test_a_run_has_its_summary_and_its_folder(measured, outputs):
     for run, chunks in zip(measured, (2, 4), strict=True):
         assert isinstance(run, microp.Run)
@@ -215,7 +214,6 @@ def test_what_a_user_should_know_is_a_warning(tmp_path):
         microp.measure(*words, "partition=skewed", "partition.share=0.99")
 
 
-# --- price ---------------------------------------------------------------------------------------
 def test_a_price_is_simulated_and_drawn(tmp_path):
     """ZB-H1 on 4 ranks, with F = B = W = 1: 3 M + K - 1 = 27 for M = 8."""
     price = microp.price("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64")
@@ -252,7 +250,6 @@ def test_a_folder_of_one_s_own_options(tmp_path, monkeypatch):
             microp.price("schedule=ours", folder=folder)
 
 
-# --- the package ---------------------------------------------------------------------------------
 def test_the_names_of_the_package_are_those_it_offers():
     for name in microp.__all__:
         assert getattr(microp, name) is not None

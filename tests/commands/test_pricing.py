@@ -29,7 +29,6 @@ def composed(text: str = ""):
     return read_config(compose_config(*text.split(), name="simulate"))
 
 
-# --- what a user types ---------------------------------------------------------------------------
 def test_one_schedule_as_text(tmp_path):
     done = simulate("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -98,7 +97,6 @@ def test_json_is_one_object_a_point_and_nothing_else(tmp_path):
     assert not list(tmp_path.rglob("trace.json"))
 
 
-# --- what is priced ------------------------------------------------------------------------------
 def figures(config) -> dict:
     return Price(make_pricing_job(config)).figures
 
@@ -147,7 +145,6 @@ def test_times_are_those_of_the_emulated_device_or_of_the_costs(words, makespan)
     assert figures(composed(words))["makespan"] == makespan
 
 
-# --- memory --------------------------------------------------------------------------------------
 ALIKE = "model.layers=8 model.dim=256 batch_size=512 chunks=8"
 GPT = "model=gpt model.dim=32 batch_size=28 chunks=6"  # microbatches of 5 and of 4 rows
 MODES = ("never", "always")

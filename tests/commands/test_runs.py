@@ -120,7 +120,6 @@ def test_all_attempts(folder, tmp_path, monkeypatch, capsys):
     assert "1 failed" in capsys.readouterr().out
 
 
-# --- comparing -----------------------------------------------------------------------------------
 def test_one_question_with_another(asked):
     code, out, _ = asked("chunks=8", "--compare", "schedule=1f1b", "schedule=gpipe")
     assert code == 0
@@ -140,10 +139,8 @@ def test_groups_of_questions_pair_up(asked):
     assert [line[0] for line in lines if line and line[0] in ("4", "8", "16")] == ["4", "8", "16"]
     text = " ".join(out.split())
     assert "too noisy to say [0.418, 2.369] > 100" in text
-    assert (
-        "over 3 pairs mean A/B least - largest verdicts step_ms 0.933 0.901 - 0.995 2 faster, 1 too noisy to say"
-        in text
-    )
+    assert "over 3 pairs mean A/B least - largest verdicts step_ms" in text
+    assert "step_ms 0.933 0.901 - 0.995 2 faster, 1 too noisy to say" in text
     assert "2 more pairs: -n 0 shows all" in asked("--compare", "schedule=1f1b", "schedule=gpipe", "-n", "1")[1]
 
 
@@ -205,7 +202,6 @@ def test_a_comparison_as_csv(asked):
     assert float(rows[0]["low"]) < float(rows[0]["ratio"]) < float(rows[0]["high"]) < 1
 
 
-# --- what is refused -----------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [

@@ -56,20 +56,17 @@ def model(case: str = "good", width: int = 8):
 
 # The option `schedule=<name>` of each function above, and further ones that are wrong themselves.
 OPTIONS = {
-    name: f"name: mine\nbuilder: own.{name}\n"
-    for name in ("raises", "returns_text", "returns_no_rows", "returns_other_ranks", "exits")
-} | {
-    "no_builder": "name: mine\n",
-    "slash": "name: a/b\nbuilder: own.good\n",
-    "unknown_function": "name: mine\nbuilder: own.nothing\n",
-    "unknown_module": "name: mine\nbuilder: nowhere.good\n",
-    "broken_module": "name: mine\nbuilder: own_broken.good\n",
-    "exiting_module": "name: mine\nbuilder: own_exits.good\n",
-    "not_a_function": "name: mine\nbuilder: own.number\n",
-    "odd_type": "name: mine\nbuilder: own.odd_type\ngroup: 1\n",
-    "broken": "name: [mine\n",
-    "resolver": "name: mine\nbuilder: own.good\ngroup: ${nowhere:1}\n",
-}
+    name: f"name: mine\nbuilder: {builder}\n"
+    for name, builder in (
+        *(
+            (name, f"own.{name}")
+            for name in ["raises", "returns_text", "returns_no_rows", "returns_other_ranks", "exits"]
+        ),
+        *(("unknown_function", "own.nothing"), ("unknown_module", "nowhere.good"), ("not_a_function", "own.number")),
+        *(("broken_module", "own_broken.good"), ("exiting_module", "own_exits.good")),
+        *(("odd_type", "own.odd_type\ngroup: 1"), ("resolver", "own.good\ngroup: ${nowhere:1}")),
+    )
+} | {"no_builder": "name: mine\n", "slash": "name: a/b\nbuilder: own.good\n", "broken": "name: [mine\n"}
 
 OTHERS = {  # options of other groups
     "model/own.yaml": "name: own\nbuilder: own_models.model\ncase: good\nwidth: 8\n",
@@ -82,33 +79,25 @@ SWEEPS = {  # configurations for `-cn`
     "broken_own": "ranks: [2\n",
     "group_own": "defaults: [config, nope: x, _self_]\n",
     "override_own": "defaults: [config, _self_, override nope: x]\n",
-    "number_key_own": f"{RUN}1: 2\n",
-    "tag_own": f"{RUN}chunks: !!int x\n",
-    "open_own": f"{RUN}chunks: ${{calc:'1 +'\n",
     "list_own": "- ranks\n",
-    "resolver_own": f"{RUN}ranks: ${{nowhere:1}}\n",
     "missing_default": "defaults: [config, nosuch, _self_]\n",
     "default_cycle": "defaults: [default_cycle, _self_]\n",
-    "named_own": f"{RUN}device: {{name: emulated}}\n",
-    "word_own": f"{RUN}device: emulated\n",
-    "values_own": f"{RUN}chunks: [4, 8]\n",
-    "other_key_own": f"{RUN}device: {{forward_ms: 3}}\n",
-    "unknown_key_own": f"{RUN}rank: 4\n",
-    "group_list_own": f"{RUN}model: [mlp]\n",
     "removed_own": "defaults: [config, _self_, override model: null]\n",
     "many_points_own": f"{RUN}hydra: {{mode: MULTIRUN, sweeper: {{params: {{chunks: 'range(1,100000000)'}}}}}}\n",
+} | {
+    f"{name}_own": f"{RUN}{text}\n"
+    for name, text in (
+        *(("number_key", "1: 2"), ("tag", "chunks: !!int x"), ("open", "chunks: ${calc:'1 +'")),
+        *(("resolver", "ranks: ${nowhere:1}"), ("named", "device: {name: emulated}"), ("word", "device: emulated")),
+        *(("values", "chunks: [4, 8]"), ("other_key", "device: {forward_ms: 3}"), ("unknown_key", "rank: 4")),
+        ("group_list", "model: [mlp]"),
+    )
 }
 
 FILES: dict[str, str | bytes] = {
-    "own.py": FUNCTIONS,
-    "own_models.py": MODELS,
-    "own_broken.py": "def good(:\n",
-    "own_exits.py": "import sys\nsys.exit(3)\n",
-    "a.file": "this is a file\n",
-    "nothing.txt": "",
-    "text.txt": "some text " * 100,
-    "tokens.bin": bytes([0, 1] * 500),
-    "odd.bin": "odd",
+    **{"own.py": FUNCTIONS, "own_models.py": MODELS, "own_broken.py": "def good(:\n"},
+    **{"own_exits.py": "import sys\nsys.exit(3)\n", "a.file": "this is a file\n", "nothing.txt": ""},
+    **{"text.txt": "some text " * 100, "tokens.bin": bytes([0, 1] * 500), "odd.bin": "odd"},
     "deadlock.csv": "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
     "other.csv": "0F0,0B0\n1F0,1B0\n2F0,2B0\n",
     "header.txt": "# microp schedule mine chunks=four ranks=2\n",

@@ -63,12 +63,9 @@ def test_since_the_snapshot_from_which_a_run_goes_on(text):
     assert "but 1 run read 1700 bytes" in changed
 
 
-# --- no secret reaches a file ---------------------------------------------------------------------
 SECRETS = {"SLURM_JWT": "canary-slurm", "AWS_SECRET_ACCESS_KEY": "canary-aws", "PLAIN": "canary-plain"}
 BUILDER = """
 from microp.schedule.builders import gpipe
-
-
 def build(ranks: int, chunks: int, api_key: str = ""):
     assert api_key.startswith("canary")
     return gpipe(ranks, chunks)

@@ -98,7 +98,6 @@ def test_no_size_is_negative_at_the_rows_asked_for(model, rows):
     assert all(stage_bytes([layer], rows, NEVER).in_weight >= 0 for layer in layers)
 
 
-# --- advice -----------------------------------------------------------------------------------------
 def test_a_rank_that_needs_more_than_it_has_is_refused_with_what_would_fit():
     words = ["device.memory_gib=0.035", "ranks=4", "chunks=8", "batch_size=4096", "model.dim=512"]
     [problem] = problems(config(*words))

@@ -51,7 +51,6 @@ def attempt(saved, tmp_path):
     return copy
 
 
-# --- bad input -----------------------------------------------------------------------------------
 OTHERS = {
     "model.dim=64": "it has model.dim=32, this run has model.dim=64: give the same values",
     "model=gpt": "model.name=mlp",
@@ -113,7 +112,6 @@ def test_a_removed_damaged_one_leaves_the_one_before_it_and_asking_is_the_same_q
     assert (plain.run_id, plain.question_id) == (other.run_id, other.question_id)
 
 
-# --- a run that was killed -----------------------------------------------------------------------
 def losses(attempt: Path) -> dict[tuple[int, str], float]:
     """Of the last rank, by step and phase."""
     return {(row["step"], row["phase"]): row["loss"] for row in read_rows(attempt, 1)}
@@ -162,7 +160,6 @@ def test_in_a_sweep_points_without_a_snapshot_start_at_their_beginning(saved, tm
     assert "2 of 2 points are finished already" in again.stderr
 
 
-# --- the trained weights -------------------------------------------------------------------------
 def test_the_readme_s_lines_load_the_weights_without_microp(tmp_path):
     """The model of the default configuration; its loss on the last batch falls when plain PyTorch computes it."""
     words = ["comms=threads", "tracking=disabled", "steps=2", "warmup_steps=0", "chunks=1", f"output_dir={tmp_path}"]

@@ -138,7 +138,6 @@ def test_a_memory_step_gives_the_allocator_s_peaks():
     assert peak == (3 << 20, 3 << 20, 4 << 20)
 
 
-# --- each wait, taken away ------------------------------------------------------------------------
 def blocking_wait(work: Work) -> None:
     """As that of a transfer whose `wait` is given a time-out."""
     work._waited = True
@@ -199,7 +198,6 @@ def test_the_action_at_which_a_gpu_stands_is_named():
     assert rank.said == "rank 1 waited 3 s for 0F2 from rank 0 (step 0)"
 
 
-# --- ranks that share a GPU ---
 def staged(schedule) -> dict[int, list[torch.Tensor]]:
     return gradients_of(finished(on_gpus(schedule, staged=True)))
 

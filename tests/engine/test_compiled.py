@@ -24,11 +24,7 @@ from microp.worker import RankError, Trainer, building
 from microp.worker.threads import run_threads
 
 COMPILED = Computing(compile=True)
-MODELS = {
-    "mlp": mlp,
-    "gpt": lambda: replace(gpt(dropout=0.0), layers=3),
-    "mixed": partial(settings_of, mixed, middle=1),
-}
+MODELS = {"mlp": mlp, "gpt": lambda: replace(gpt(dropout=0), layers=3), "mixed": partial(settings_of, mixed, middle=1)}
 MODES = {"mlp": ("segments",), "gpt": ("except_last",), "mixed": ("always",)}  # all of them with `--whole`
 WITHOUT_W = ("naive", "gpipe", "one_f_one_b", "eager_1f1b", "interleaved", "breadth_first")
 

@@ -19,9 +19,8 @@ from microp.schedule import builders, skewed, uniform
 from microp.settings import AS_WRITTEN, Computing, EngineSettings
 
 BF16 = Computing("bf16")
-BUILDERS = [
-    build.__name__ for name, build in builders.ORDERS.items() if name not in ("seq_1f1b", "dualpipe", "chimera")
-]
+OTHERS = ("seq_1f1b", "dualpipe", "chimera")
+BUILDERS = [build.__name__ for name, build in builders.ORDERS.items() if name not in OTHERS]
 MODELS = {  # at least 7 layers; layers of `mixed` send float32 and bf16, tied ones sum weights across stages
     "mixed": (lambda: settings_of(mixed, dropout=0.1), AS_WRITTEN),
     "tied gpt": (lambda: replace(gpt(dropout=0.0), layers=7, tied=True), AS_WRITTEN),
@@ -67,20 +66,13 @@ def test_every_schedule_and_checkpointing_mode(name, whole):
 
 
 BY_MICROP = [
-    ("mixed", "zb_v", "segments"),
-    ("tied", "zb_h1", "never"),
-    ("passing", "zb_v", "never"),
-    ("mlp, bf16", "one_f_one_b", "segments"),
-    ("mixed, bf16", "zb_h1", "except_last"),
-    ("gpt, bf16", "interleaved", "always"),
-    ("tied, bf16", "zb_v", "never"),
+    *(("mixed", "zb_v", "segments"), ("tied", "zb_h1", "never"), ("passing", "zb_v", "never")),
+    *(("mlp, bf16", "one_f_one_b", "segments"), ("mixed, bf16", "zb_h1", "except_last")),
+    *(("gpt, bf16", "interleaved", "always"), ("tied, bf16", "zb_v", "never")),
 ]
 BY_TORCH = [
-    ("mixed", "one_f_one_b", "never"),
-    ("mixed", "gpipe", "always"),
-    ("tied", "gpipe", "never"),
-    ("mlp, bf16", "gpipe", "never"),
-    ("mixed, bf16", "one_f_one_b", "always"),
+    *(("mixed", "one_f_one_b", "never"), ("mixed", "gpipe", "always"), ("tied", "gpipe", "never")),
+    *(("mlp, bf16", "gpipe", "never"), ("mixed, bf16", "one_f_one_b", "always")),
     ("gpt, bf16", "interleaved", "segments"),
 ]
 

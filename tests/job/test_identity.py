@@ -129,9 +129,7 @@ def test_a_key_that_is_added_later_asks_nothing_new_at_its_default(monkeypatch) 
     later = copy.deepcopy(config)
     later |= {"shape": None, "made": {"up": {"later": [1, 2]}}}
     later["model"]["bias"] = True
-    monkeypatch.setattr(
-        identity, "ADDED", {**identity.ADDED, "shape": None, "model.bias": True, "made.up.later": [1, 2]}
-    )
+    monkeypatch.setattr(identity, "ADDED", {**identity.ADDED, "shape": None, "model.bias": True, "made.later": [1, 2]})
     assert (identity.run_id(config, order), identity.question_id(config, order)) == before  # it lacks the keys
     for group, key, value in (("model", "bias", False), ("made", "up", {"later": [1]}), (None, "shape", 3)):
         changed = copy.deepcopy(later)

@@ -58,9 +58,7 @@ def check(problem: Problem) -> None:
         assert bound <= each.makespan * (1 + 1e-9)
         limit = each.makespan if proven else bound
         faster = Orders(problem.placement, problem.chunks, costs, cap).faster_than(limit * (1 - 1e-9))
-        assert faster is None, (
-            f"{problem}: {limit} is claimed, and {makespan(simulate(faster, costs))} exists: {faster}"
-        )
+        assert faster is None, f"{problem}: {limit} is claimed; {makespan(simulate(faster, costs))} exists: {faster}"
 
 
 ANY = "any cap"

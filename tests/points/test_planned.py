@@ -25,20 +25,17 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 import microp.worker
 from microp.worker import RankError
-
 def failing(run):
     def run_or_fail(job, *arguments):
         if job.schedule.chunks == 3:
             raise RankError("rank 1 failed")
         return run(job, *arguments)
     return run_or_fail
-
 class Meddler(Launcher):
     def setup(self, **setup):
         launchers = Plugins.instance().discover(Launcher)
         self.basic = next(each for each in launchers if each.__name__ == "BasicLauncher")()
         self.basic.setup(**setup)
-
     def launch(self, job_overrides, initial_job_idx):
         Path("my.csv").write_text(Path("other.csv").read_text())
         Path("mine.py").write_text("a syntax error")
@@ -146,16 +143,9 @@ import json
 from pathlib import Path
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
-
 class Chooser(Sweeper):
-    def __init__(self, **_):
-        pass
-
-    def setup(self, *, hydra_context, task_function, config):
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
-
+    def __init__(self, **_): pass
+    def setup(self, **given): self.launcher = Plugins.instance().instantiate_launcher(**given)
     def sweep(self, arguments):
         found, chunks = {}, 2
         for number in range(3):

@@ -206,7 +206,6 @@ def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path):
         assert re.search(r'chained.py", line \d+, in helper\n', done.stderr)
 
 
-# --- disks of the test's own, real ranks ---------------------------------------------------------
 def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_room(tmp_path):
     """The disk is too small, then it is made larger, and then it becomes read-only."""
     for name in ("full", "tmp"):

@@ -76,9 +76,8 @@ def test_what_failed_is_run_again_and_with_again_everything(swept, tmp_path):
     assert attempts(folder) == sorted([*attempts(swept), "gpipe-m2/attempt-2"])
     done = ran("-m", "chunks=2,3", *WORDS[2:], "again=true", folder=folder)
     assert "finished already" not in done.stderr
-    assert attempts(folder) == sorted(
-        [*attempts(swept), *(f"gpipe-m{m}/attempt-3" for m in (2, 3)), "gpipe-m2/attempt-2"]
-    )
+    more = ["gpipe-m2/attempt-3", "gpipe-m3/attempt-3", "gpipe-m2/attempt-2"]
+    assert attempts(folder) == sorted([*attempts(swept), *more])
 
 
 def test_ctrl_c_and_typed_again(tmp_path):

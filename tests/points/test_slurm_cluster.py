@@ -92,9 +92,8 @@ def test_a_sweep_one_job_of_which_is_preempted_comes_back_whole(slurm, whole, tm
     assert f"{len(points)} finished" in out
     [table] = (tmp_path / "outputs" / "sweeps").glob("*/table.csv")
     rows = list(csv.DictReader(table.open()))
-    assert [(row["schedule"], row["chunks"], row["status"]) for row in rows] == [
-        (*point, "finished") for point in points
-    ]
+    found = [(row["schedule"], row["chunks"], row["status"]) for row in rows]
+    assert found == [(*point, "finished") for point in points]
     first, second = (read(runs / run / f"attempt-{number}" / "status.json") for number in (1, 2))
     assert first["status"] in ("failed", "killed")
     assert second["status"] == "finished"

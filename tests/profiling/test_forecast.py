@@ -69,9 +69,8 @@ def test_a_step_is_its_actions_the_engine_s_time_and_the_optimizer():
     actions = 5 * 9 + 3 * 9 + 2 * HOP + 0.01  # the engine's own time between rank 1's F and B
     assert found.step_ms == pytest.approx(actions + 0.05 + 0.05 + 0.2 + 0.1 * 5)
     assert found.bubble == pytest.approx(1 - 8 * 9 / (2 * actions))
-    faster = forecast(
-        profile(MODEL, alone=(0.5, 0.5), after={}), MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=(0, 0)
-    )
+    made = profile(MODEL, alone=(0.5, 0.5), after={})
+    faster = forecast(made, MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=(0, 0))
     assert faster.step_ms < 0.6 * found.step_ms
 
 
@@ -123,7 +122,6 @@ def test_a_profile_uses_the_factors_between_its_rows():
         read_plain({**to_plain(given), "fine_rows": [8.0]}, "file")
 
 
-# --- layers without measured times, and a device that is not here ---------------------------------
 GPT = GptSettings("gpt", 4, 32, "float32", 4, 16, 0.0, 1000)
 MLP = MlpSettings("mlp", 4, 512, "float32")
 ROWS = 8

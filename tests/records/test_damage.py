@@ -135,7 +135,6 @@ def test_an_older_attempt_stands_in_for_a_damaged_one(made, tmp_path):
     assert named(frame.attrs["unreadable"]) == [f"{run}/attempt-2/config.yaml", f"{run}/attempt-3/status.json"]
 
 
-# --- traces, and records of a newer microp -------------------------------------------------------
 @pytest.mark.parametrize(
     ("kind", "read"), [("spans", read_spans), ("reductions", read_reductions)], ids=["spans", "reductions"]
 )
@@ -151,10 +150,8 @@ def test_the_timeline_of_an_attempt_that_failed_shows_what_was_measured(made, tm
     """One rank left no trace, and there are no times of the whole step."""
     attempt = Path(shutil.copytree(good_run(made) / "attempt-1", tmp_path / "run" / "attempt-1"))
     (attempt / "spans.rank1.jsonl").unlink()
-    for name, changes in (
-        ("summary.json", {"status": "failed", "time_ms": None}),
-        ("status.json", {"status": "failed"}),
-    ):
+    failed = {"status": "failed"}
+    for name, changes in (("summary.json", {**failed, "time_ms": None}), ("status.json", failed)):
         write_json(attempt / name, {**json.loads((attempt / name).read_text()), **changes})
     assert timeline.main([str(attempt), "--report", str(tmp_path / "report")]) == 0
     said = capsys.readouterr().out

@@ -77,7 +77,6 @@ def test_a_file_system_without_locks_does_not_stop_anyone(tmp_path, monkeypatch)
     assert owner_of(tmp_path) is None
 
 
-# --- which process it is, and whether it has gone ------------------------------------------------
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("held")
@@ -132,9 +131,8 @@ def test_a_killed_attempt_is_read_as_killed_and_its_rows_are_kept(killed, tmp_pa
     assert read_status(attempt)["status"] == KILLED
     row = load_runs(tmp_path).iloc[0]
     assert (row["status"], row["steps"]) == ("killed", 3)
-    assert (
-        row["message"] == f"process {killed['pid']}, which ran it, has gone and recorded no end: run its command again"
-    )
+    said = "which ran it, has gone and recorded no end: run its command again"
+    assert row["message"] == f"process {killed['pid']}, {said}"
     assert load_steps(attempt).groupby("rank")["step"].max().tolist() == [2, 2]
     write_json(attempt / "status.json", {"status": "running", "started": 1.0, **this_process()})
     assert load_runs(tmp_path)["status"].tolist() == ["running"]

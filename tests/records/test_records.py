@@ -134,7 +134,6 @@ def test_of_very_many_steps_pieces_are_read_and_no_file_is_held_in_memory(tmp_pa
     assert len({row["engine"] for row in some[0][:-1]}) == 2
 
 
-# --- what a sweep has planned ---------------------------------------------------------------------
 HEAD = {"schema_version": 3, "name": "config", "again": False}
 POINTS = [
     {"run_id": "gpipe-m2", "overrides": ["chunks=2"], "config": {"chunks": 2}},

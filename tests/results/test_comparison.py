@@ -184,9 +184,8 @@ def test_two_single_questions_always_pair(groups):
     assert named(pairing.compared) == {"schedule", "schedule.drain", "chunks", "model.dim"}
     rate = figure(pairing, "samples_per_s")
     assert (rate["low"], rate["comparison"].verdict) == (None, "too noisy to say")
-    pairing = pair_questions(
-        *groups([(["device=cpu"], {}), (["device=emulated"], {})], "device=cpu", "device=emulated")
-    )
+    devices = ("device=cpu", "device=emulated")
+    pairing = pair_questions(*groups([([device], {}) for device in devices], *devices))
     assert "device.forward_ms" in named(pairing.compared)
     assert "device.weight_ms" not in named(pairing.compared)
 

@@ -17,27 +17,24 @@ def configs(*points: str):
     return [plain(read_config(compose_config(*point.split()))) for point in points]
 
 
+SIZES = ["[4,12]", "[8,8]"]
 SWEPT = {
     ("model.dim=64", "model.dim=128"): {"model.dim": ["64", "128"]},
     ("learning_rate=1e-3", "learning_rate=1e-5"): {"learning_rate": ["0.001", "1e-05"]},
     ("data.path=a.txt", ""): {"data.path": ["a.txt", "null"]},
     ("schedule=gpipe", "schedule=1f1b"): {"schedule": ["gpipe", "1f1b"]},
     ("schedule=gpipe schedule.drain=lifo", "schedule=gpipe"): {"schedule.drain": ["lifo", "fifo"]},
-    ("partition=sizes partition.sizes=[4,12]", "partition=sizes partition.sizes=[8,8]"): {
-        "partition.sizes": ["[4,12]", "[8,8]"]
-    },
+    tuple(f"partition=sizes partition.sizes={each}" for each in SIZES): {"partition.sizes": SIZES},
     ("tracking=offline", "tracking=disabled"): {"tracking": ["offline", "disabled"]},
     ("chunks=4", "chunks=4"): {},
     # gpt's heads follow from the option; a width that is swept does not
     ("model=mlp batch_size=64", "model=gpt batch_size=64"): {"model": ["mlp", "gpt"]},
-    ("model=mlp model.dim=64 batch_size=32", "model=mlp model.dim=32 batch_size=32", "model=gpt"): {
-        "model": ["mlp", "mlp", "gpt"],
-        "model.dim": ["64", "32", "64"],
-    },
-    ("model=mlp batch_size=32", "model=gpt model.heads=2", "model=gpt model.heads=4"): {
-        "model": ["mlp", "gpt", "gpt"],
-        "model.heads": ["-", "2", "4"],
-    },
+    ("model=mlp model.dim=64 batch_size=32", "model=mlp model.dim=32 batch_size=32", "model=gpt"): (
+        {"model": ["mlp", "mlp", "gpt"], "model.dim": ["64", "32", "64"]}
+    ),
+    ("model=mlp batch_size=32", "model=gpt model.heads=2", "model=gpt model.heads=4"): (
+        {"model": ["mlp", "gpt", "gpt"], "model.heads": ["-", "2", "4"]}
+    ),
 }
 
 
@@ -72,7 +69,6 @@ def test_what_is_the_same_is_what_was_typed_and_what_matters():
     assert same(points, typed, 1) == ["schedule=1f1b", "ranks=2", "seed=3"]  # the shape, and what was typed
 
 
-# --- which runs a filter lets pass, what a name of a column means, and what is refused ------------
 RUNS = {  # the name of a run in these tests: its configuration
     "gpipe 4": ("schedule=gpipe", "chunks=4"),
     "gpipe 8": ("schedule=gpipe", "chunks=8", "model.dim=64"),
@@ -90,13 +86,8 @@ def runs(tmp_path_factory):
     status, env = {"failed": "failed"}, {"1f1b 16": {"processor": "AMD EPYC"}}
     names = {}
     for minute, (name, overrides) in enumerate(RUNS.items()):
-        more = {
-            "minute": minute,
-            "step_ms": 50.0 + minute,
-            "status": status.get(name, "finished"),
-            "env": env.get(name),
-        }
-        names[store_run(outputs, *overrides, **more)] = name
+        more = {"status": status.get(name, "finished"), "env": env.get(name)}
+        names[store_run(outputs, *overrides, minute=minute, step_ms=50.0 + minute, **more)] = name
     return outputs, names
 
 

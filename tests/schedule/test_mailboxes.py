@@ -119,13 +119,10 @@ def test_as_many_mailboxes_as_microbatches_in_flight(ranks):
 
 def test_the_oracle_sees_one_mailbox_too_few():
     schedule = one_f_one_b(3, 6)
-    slots = assign_slots(schedule)
-    assert clashes(schedule, {action: slot % 2 for action, slot in slots.items()})[0] == (
-        "0F2 may overwrite 0F0 before 1B0"
-    )
+    found = clashes(schedule, {action: slot % 2 for action, slot in assign_slots(schedule).items()})
+    assert found[0] == "0F2 may overwrite 0F0 before 1B0"
 
 
-# --- receives ahead, and sends that are over ------------------------------------------------------
 def test_few_receives_are_posted_ahead_each_once():
     """`test_validation.py` shows that each is posted in time, and in the order of the sends."""
     for build, ranks, chunks in product((naive, gpipe, one_f_one_b), range(1, 6), range(1, 9)):

@@ -76,7 +76,6 @@ def test_refusals(make, message):
         make()
 
 
-# --- some of a schedule's rows as text ------------------------------------------------------------
 def draw(schedule, *marked, width=100):
     return format_rows(schedule, set(map(Action.parse, marked)), width).splitlines()
 

@@ -84,9 +84,7 @@ def test_either_form_is_recognised_and_must_be_of_the_same_size(tmp_path: Path, 
     schedule = schedules.from_file(2, 3, str(path))
     assert schedule.ranks == MINE.ranks
     assert (schedule.name, schedule.chunks) == ("file", 3)
-    with pytest.raises(
-        ValueError, match=r"^path=.*mine.csv is a schedule for ranks=2 chunks=3, .*: set ranks=2 chunks=3$"
-    ):
+    with pytest.raises(ValueError, match=r"^path=.*mine.csv is a schedule for ranks=2 chunks=3, .*: set ranks=2 .*=3$"):
         schedules.from_file(4, 8, str(path))
 
 

@@ -20,7 +20,6 @@ def test_shapes_follow_from_the_settings_and_the_last_microbatch_may_be_spared()
     assert (policy.spared(3), NEVER.spared(3)) == ((2,), ())
 
 
-# --- tracking, with what the environment says -----------------------------------------------------
 ASKED_NOTHING = TrackingSettings(None, None, None, None, [], None, False)
 
 
@@ -82,7 +81,6 @@ def test_a_folder_is_checked_without_leaving_anything(tmp_path):
     assert "cannot be written to" in str(elsewhere.folder_problem(Path("outputs")))
 
 
-# --- the learning rate over the steps, and what an optimizer keeps --------------------------------
 SGD = SgdSettings("sgd", 0.0, "constant", 0, 0.9)
 
 
@@ -95,9 +93,5 @@ def test_the_learning_rate_over_the_steps():
     assert shares(decay="linear") == [1, 0.9, 0.8, 0.6, 0.5, 0.1]
     assert shares(decay="cosine", warmup_steps=4) == [0.2, 0.4, 0.6, 1, 0.933, 0.067]
     sgd = replace(SGD, momentum=0.0)  # what is kept for each weight
-    assert [(each.states, each.kind) for each in (ADAM, SGD, sgd)] == [
-        (2, "adam"),
-        (1, "sgd with momentum"),
-        (0, "sgd"),
-    ]
+    assert [(one.states, one.kind) for one in (ADAM, SGD, sgd)] == [(2, "adam"), (1, "sgd with momentum"), (0, "sgd")]
     assert replace(ADAM, decay="cosine").share(15, 10) == pytest.approx(0)  # it does not rise again after the last step

@@ -96,7 +96,6 @@ def test_the_order_that_was_run_is_read_off_the_spans():
         assert schedule_of(random.sample(spans, len(spans)), "random") == schedule
 
 
-# --- medians --------------------------------------------------------------------------------------
 def test_times_are_medians():
     spans = read_spans("F0 F1 F2  .  . B0 B1 B2", " . F0 F1 F2 B0 B1 B2  .")
     assert calibrate(gpipe(2, 3), spans).backward[1] == 1
@@ -125,7 +124,6 @@ def test_several_steps_are_one_after_the_other():
     assert middle == calibrate(schedule, other)
 
 
-# --- hops -----------------------------------------------------------------------------------------
 def ring(there: int, used: int) -> tuple[Schedule, list[Span]]:
     """Two ranks with two stages each. Link 1 is waited for and takes 4; rank 0 looks for stage 1's F0 at `there`.
 
@@ -158,7 +156,6 @@ def test_links_that_nobody_waits_at_from_before_the_tensor_is_made(there, used, 
     assert calibrate(schedule, spans).latency == (0, 4, hop, 4)
 
 
-# --- rows of steps ---------------------------------------------------------------------------------
 def rows_of(schedule: Schedule, spans: list[Span]) -> list[dict]:
     """Each rank's row as the trainer writes it, from spans in nanoseconds."""
 
@@ -181,10 +178,8 @@ def test_rows_give_the_same_costs_as_spans(builder):
         times = {key: tuple(int(420_000 * time) for time in getattr(costs, key)) for key in keys}
         latency = random.choice((0, 300_000, tuple(random.randint(0, 900_000) for _ in range(schedule.stages))))
         spans = simulate(schedule, Costs(**times, latency=latency))
-        found, expected = (
-            calibrate_steps(schedule, [rows_of(schedule, list(spans))] * 3, spans),
-            calibrate(schedule, spans),
-        )
+        found = calibrate_steps(schedule, [rows_of(schedule, list(spans))] * 3, spans)
+        expected = calibrate(schedule, spans)
         for key in (*keys, "latency"):
             in_ms = [time / 1e6 for time in getattr(expected, key)]
             assert list(getattr(found, key)) == pytest.approx(in_ms, rel=1e-12), key

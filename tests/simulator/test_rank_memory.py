@@ -86,7 +86,6 @@ def test_any_schedule_any_footprint():
         assert activation_peak(schedule, *memory, spared=spared) == pytest.approx(bookkeeper(schedule, memory, spared))
 
 
-# --- mailboxes and sends -------------------------------------------------------------------------
 def test_a_mailbox_keeps_its_memory_when_its_tensor_has_gone():
     """GPipe on the first of two ranks: a gradient comes for each microbatch, and none can use another's mailbox."""
     first, second = held_counts(builders.gpipe(2, 3), Holds(mailboxes=True), (), [1] * 3)
@@ -117,7 +116,6 @@ def test_a_tensor_to_come_has_its_place_from_when_its_receive_is_posted():
     assert first[:8, 0, COMING_GRADIENT].tolist() == [2, 2, 2, 2, 3, 4, 4, 4]
 
 
-# --- of layers -----------------------------------------------------------------------------------
 def some_layers(chance: random.Random, count: int) -> list[LayerMemory]:
     sizes = [[Size(chance.randint(0, 9), chance.randint(0, 9)) for _ in range(9)] for _ in range(3)]
     for each in sizes:

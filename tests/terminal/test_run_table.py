@@ -148,7 +148,6 @@ def test_engines_in_turn_show_torch_the_limit_and_the_ratios(lines):
     assert "torch has no zb_h1 and ran gpipe." in " ".join(near)
 
 
-# --- verdicts ------------------------------------------------------------------------------------
 def launches(words: str, *times: float, **changes) -> list[PointRow]:
     return [row(f"{words} repeat={n}", **lasting(time), **changes) for n, time in enumerate(times)]
 
@@ -261,7 +260,6 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
         assert list(one_process([*pipelines, ran(f"ranks=1 {other}", 80.0)])) == []
 
 
-# --- the whole table -----------------------------------------------------------------------------
 def test_the_csv_has_what_was_planned_and_all_that_was_found(tmp_path):
     done = row("schedule=gpipe model.dim=64 chunks=4", step_ms={"median": 9.0, "p10": 5.0, "p90": 10.0})
     planned = row("schedule=interleaved model.dim=128 chunks=4", run_id="later")

@@ -57,7 +57,6 @@ def test_a_step_that_is_not_whole_or_large_is_not_drawn(changes, capsys):
     assert shown(capsys, **changes) == []
 
 
-# --- how far a run is, read from the rows that its first rank writes ------------------------------
 def test_only_new_rows_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "POLL_S", 0.005)
     rows, seen, board = tmp_path / "steps.rank0.jsonl", [], Board()

@@ -102,7 +102,6 @@ def test_of_many_ranks_the_first_and_the_last_are_shown(rows):
     assert drawn(spans, rows=13) == drawn(spans, rows=12)
 
 
-# --- every character -------------------------------------------------------------------------------
 def every_kind() -> Iterator[tuple[Schedule, Costs]]:
     """All builders, and schedules and costs that nobody would draw."""
     random = Random(12)
@@ -237,7 +236,6 @@ def test_the_axis_runs_from_0_to_the_end(columns, length):
     assert len(steps) <= 1 or length > 1000
 
 
-# --- in a terminal ---------------------------------------------------------------------------------
 class Terminal:
     """A stream, of which no width is known."""
 

@@ -73,7 +73,6 @@ def test_as_typed(tmp_path):
     assert "diverged: gpipe-m4-k2-" in listed
 
 
-# --- the first action after which something is not finite -------------------------------------------
 BACKWARD, SPLIT = "by 1B1 in step 3 on rank 1", {"schedule": zb_h1(2, 4)}
 LOWER, LOOK = "lower learning_rate=0.01", "look at the model and the data, for before the first step .*"
 

@@ -21,14 +21,8 @@ from microp.settings import EngineSettings
 from microp.worker import RankError, launch_ranks, run_threads
 
 TORCH = {"backend": "gloo", "engine": EngineSettings("torch", False), "batch_size": 8}
-PLACES = {
-    "forward": "action 1F1",
-    "backward": "action 1B1",
-    "weight_gradient": "action 1W1",
-    "optimizer": "the optimizer",
-    "Trainer": "its set-up",
-    "torch": "action 1F0",
-}
+PLACES = {"forward": "action 1F1", "backward": "action 1B1", "weight_gradient": "action 1W1"}
+PLACES |= {"optimizer": "the optimizer", "Trainer": "its set-up", "torch": "action 1F0"}
 SHUTDOWN_S = 1
 
 

@@ -54,7 +54,6 @@ def test_a_slow_model_is_measured_with_fewer_cases(step):
     assert (ran, counted) == (dict.fromkeys(range(NEEDED), 1), [FEWEST] * NEEDED)
 
 
-# --- stages are timed at many numbers of rows, without a pipeline ---------------------------------
 @pytest.mark.parametrize("model", [mlp(), gpt(dropout=0.0)], ids=["mlp", "gpt"])
 def test_every_rank_times_each_op(tmp_path, model):
     job = small_job(schedule=gpipe(2, 1), model=model)

@@ -60,7 +60,6 @@ def uninterrupted(tmp_path_factory):
     return {name: (attempt, run(job_of(name), attempt)) for name, attempt in attempts.items()}
 
 
-# --- as if never stopped ------------------------------------------------------------------------
 ELSEWHERE = {
     "the same": {},
     "three ranks, skewed": {"schedule": one_f_one_b(3, 4), "partition": skewed},
@@ -132,7 +131,6 @@ def test_engines_in_turn_go_on(tmp_path):
     assert_same_bits(weights(tmp_path / "attempt-1"), weights(tmp_path / "attempt-2"))
 
 
-# --- what is written, and what stays -------------------------------------------------------------
 def test_what_a_snapshot_leaves(uninterrupted):
     attempt, _ = uninterrupted["gpt"]
     assert [folder.name for folder in snapshots.snapshots_of(attempt)] == ["step-2", "step-4", "step-6"]
@@ -181,9 +179,8 @@ def test_a_resumed_attempt_removes_what_the_attempts_before_it_left(uninterrupte
     shutil.copytree(uninterrupted["mlp"][0].parent, run_folder)
     shutil.rmtree(snapshots.snapshot_folder(run_folder / "attempt-1", 6))
     (run_folder / "attempt-1" / "snapshots" / ".step-6.draft").mkdir()
-    shutil.copytree(
-        run_folder / "attempt-1" / "snapshots" / "step-2", run_folder / "attempt-2" / "snapshots" / "step-2"
-    )
+    first, second = (run_folder / f"attempt-{number}" / "snapshots" / "step-2" for number in (1, 2))
+    shutil.copytree(first, second)
     newest = snapshots.unfinished_snapshot(run_folder, STEPS)
     assert newest == Snapshot(str(run_folder / "attempt-1" / "snapshots" / "step-4"), 4)
     job = job_of("mlp", snapshot=SnapshotSettings("disk", 5, 1, True, None, False), resumed=newest)

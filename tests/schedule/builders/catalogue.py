@@ -15,28 +15,14 @@ from microp.simulator import Costs, simulate
 
 Builder = Callable[[int, int], Schedule]
 
-LOOPED = {
-    "interleaved": schedules.interleaved,
-    "breadth_first": schedules.breadth_first,
-    "zb_interleaved": schedules.zb_interleaved,
-    "gis": schedules.gis,
-}
+LOOPED = {name: getattr(schedules, name) for name in ("interleaved", "breadth_first", "zb_interleaved", "gis")}
 
+PLAIN = "naive eager_1f1b zb_h1 zb_h2 zb_v dualpipe_v v_half v_min dualpipe chimera"  # called as their builders
 BUILDERS: dict[str, list[Builder]] = {
-    "naive": [schedules.naive],
+    **{name: [getattr(schedules, name)] for name in PLAIN.split()},
     "gpipe": [schedules.gpipe, partial(schedules.gpipe, drain=schedules.Drain.lifo)],
-    "1f1b": [schedules.one_f_one_b],
-    "eager_1f1b": [schedules.eager_1f1b],
+    **{"1f1b": [schedules.one_f_one_b], "1f1b_v": [schedules.one_f_one_b_v]},
     **{name: [partial(builder, stages_per_rank=v) for v in (1, 2, 3)] for name, builder in LOOPED.items()},
-    "zb_h1": [schedules.zb_h1],
-    "zb_h2": [schedules.zb_h2],
-    "zb_v": [schedules.zb_v],
-    "dualpipe_v": [schedules.dualpipe_v],
-    "v_half": [schedules.v_half],
-    "v_min": [schedules.v_min],
-    "1f1b_v": [schedules.one_f_one_b_v],
-    "dualpipe": [schedules.dualpipe],
-    "chimera": [schedules.chimera],
     "two_bp": [partial(schedules.two_bp, of=of) for of in UNDIVIDED],
 }
 BUILDERS["seq_1f1b"] = [

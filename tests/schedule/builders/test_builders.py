@@ -49,7 +49,6 @@ def test_looped_schedules_place_stages_in_turn_and_v_shapes_fold_them() -> None:
         assert [BUILDERS[name][0](4, 8).stages_of(rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
 
 
-# --- pictures --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_docstring_draws_what_the_simulator_does(name: str) -> None:
     build = getattr(schedules, {"1f1b": "one_f_one_b", "1f1b_v": "one_f_one_b_v"}.get(name, name))
@@ -88,7 +87,6 @@ def test_backwards_that_go_along_the_sequence_deadlock() -> None:
         validate(replace(sliced, ranks=swapped))
 
 
-# --- what is refused -------------------------------------------------------------------------------
 def test_dualpipe_v_says_which_chunks_it_takes_and_a_rank_holds_at_least_one_stage() -> None:
     with pytest.raises(ValueError, match=r"'dualpipe_v' needs .*: chunks=7, ranks=4; use chunks=8 or more"):
         schedules.dualpipe_v(4, 7)
