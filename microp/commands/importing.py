@@ -92,7 +92,7 @@ def _import(options: argparse.Namespace) -> None:
     layers = options.layers or [LAYERS] * order.stages
     if len(layers) != order.stages:
         raise foreign.TraceError(f"--layers has {len(layers)} numbers for {order.stages} stages: give one per stage")
-    costs, replayed = calibrate_steps(order, rows, last), replay_steps(order, rows, last)
+    costs, replayed = calibrate_steps(order, rows, traced.middle), replay_steps(order, rows, traced.middle)
     usual = [f"each stage has {LAYERS} layers, as --layers is not given"] * (not options.layers)
     if options.what_if:
         order, sizes = _other_order(options.what_if, order, layers)

@@ -22,7 +22,7 @@ from microp.foreign.names import Mark, TraceError
 from microp.foreign.reading import Lane, Range
 from microp.schedule import Action, Op, Schedule, validate
 from microp.schedule.builders import LOOPED, ORDERS, Drain
-from microp.trace import Span
+from microp.trace import Span, makespan
 
 FOREIGN = "foreign"  # what microp did not make: an order, the engine, the model
 SLACK = 1_000  # nanoseconds by which ranges may overlap: files round to a microsecond
@@ -50,6 +50,14 @@ class Traced(NamedTuple):
     def spans(self) -> dict[int, list[Span]]:
         """The spans of each step, rank by rank."""
         return {step: [span for row in rows for span in row.spans] for step, rows in self.steps.items()}
+
+    @property
+    def middle(self) -> list[Span]:
+        """The spans of the step of middle length, of those with the actions of the order: others have unusual hops."""
+        alike = [
+            spans for spans in self.spans.values() if {span.action for span in spans} == {a for _, a in self.schedule}
+        ]
+        return sorted(alike, key=makespan)[(len(alike) - 1) // 2]
 
     @property
     def device(self) -> str:
