@@ -7,17 +7,16 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from microp.config import about_sweep
 from microp.mirror import dashboard as wandb_dashboard
 from microp.records import RecordError
 from microp.results import varied
 from microp.settings import NEEDS_KEY
-from microp.system import CommandParser, has_key, sweep_names
+from microp.system import CommandParser, has_key
 from microp.terminal import console
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make two workspaces and a report on the W&B server, or print them as JSON. Exit code 2 for bad input."""
+    """Make two workspaces on the W&B server, or print them as JSON. Exit code 2 for bad input."""
     parser = CommandParser(prog="python -m microp.dashboard", description=__doc__)
     parser.add_argument("experiment", nargs="?", help="a stored sweep that was run; without it all runs")
     parser.add_argument("--outputs", default="outputs", type=Path, help="the folder with the runs (default: outputs)")
@@ -35,11 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     name = (options.experiment or "").removesuffix("_quick") or None
-    question = about_sweep(name)[0] if name in sweep_names() else ""
     try:
-        subject = wandb_dashboard.subject_of(
-            options.outputs, name, question, options.entity, options.project, varied=varied
-        )
+        subject = wandb_dashboard.subject_of(options.outputs, name, options.entity, options.project, varied=varied)
     except RecordError as problem:
         console.error(str(problem))
         return 2

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from microp.records import PEAKS, Row, rank_of, read_config, read_env, read_status, row_files
+from microp.records import PEAKS, Row, read_config, read_env, read_status
 from microp.system import flatten
 
 _ALWAYS = ("pipeline_ms", "optimizer_ms", "compute_ms", "wait_ms", "action_ms")
@@ -132,17 +132,6 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             scalars[key] = value
     return scalars
-
-
-def steps_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and the lines of a table of rows."""
-    columns = list(dict.fromkeys(key for row in rows for key in row if key != "action_ms"))
-    return columns, [[row.get(key) for key in columns] for row in rows]
-
-
-def ranks_of(attempt: Path) -> list[int]:
-    """Return the numbers of the ranks that have written rows so far."""
-    return [rank_of(path) for path in row_files(attempt, "steps")]
 
 
 class NewRows:

@@ -1,9 +1,8 @@
-"""Builds the W&B dashboard of an experiment from its recorded runs: two workspaces and a report, as values.
+"""Builds the W&B dashboard of an experiment from its recorded runs: two workspaces, as values.
 
 ::
 
-    outputs/runs ─ subject_of ─► what varied, which numbers there are ─┬─ workspaces ─► NAME: runs, NAME: ranks
-                                                                       └─ report ─────► a W&B report
+    outputs/runs ─ subject_of ─► what varied, which numbers there are ── workspaces ─► NAME: runs, NAME: ranks
                                                                              │
                                                        save ─► a server  ────┴──── specification ─► JSON
 
@@ -38,13 +37,6 @@ _AXES = 4  # swept numbers that get panels
 
 _ASKED, _AGAINST_TITLE = "What was asked", "Replayed against measured, memory against time"
 _TIMELINES, _RANKS = "Timelines", "Ranks, step by step"
-_SHOWS = {  # section -> what its panels show, for the report
-    _ASKED: "In a scatter a point is one run: its figure over a key that was swept. A bar is the mean over the runs "
-    "of a schedule. In the last panel a line is one run, from the keys that were swept to its figures.",
-    _AGAINST_TITLE: "A point is one run. Replayed: the schedule simulated with the run's own action times.",
-    _TIMELINES: "The last measured step of each run: replayed above measured.",
-    _RANKS: "The measured steps, as the mean over the ranks of the same number. own_step_ms is the rank's own time.",
-}
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,6 @@ class Subject:
     """What a dashboard is about."""
 
     name: str  # the experiment, or `all runs`
-    question: str  # what the experiment asks, for the report; empty if that is unknown
     entity: str  # the W&B team or user
     project: str  # the W&B project
     tag: str | None  # the tag of its W&B runs; None for all runs
@@ -65,15 +56,14 @@ class Subject:
 def subject_of(
     outputs: Path,
     experiment: str | None,
-    question: str,
     entity: str | None,
     project: str | None,
     varied: Callable[[Sequence[dict[str, Any]]], Iterable[str]],
 ) -> Subject:
     """Read what the finished runs of an experiment (None: all) varied, and which figures they have.
 
-    Entity and project are those of the runs if they are None; `question` may be empty; `varied` finds the keys that
-    tell configurations apart, as the table of a sweep does.
+    Entity and project are those of the runs if they are None; `varied` finds the keys that tell configurations apart,
+    as the table of a sweep does.
 
     Raises:
         RecordError: there are no such runs.
@@ -108,7 +98,6 @@ def subject_of(
     }
     return Subject(
         experiment or "all runs",
-        question,
         entity or tracking["entity"] or "",
         project or tracking["project"],
         experiment,
@@ -138,34 +127,9 @@ def workspaces(subject: Subject) -> list[Any]:
     return [workspace("summary", "runs", _run_panels(subject)), workspace("rank", "ranks", _rank_panels())]
 
 
-def report(subject: Subject, **project: str) -> Any:
-    """Return the W&B report of an experiment.
-
-    `project` is `entity` and `project` of its sets of runs, for which W&B's library asks the server; without them they
-    are those of the report.
-    """
-    import wandb_workspaces.reports.v2 as wr
-
-    def runset(job: str) -> Any:
-        tag = f" and Tags in ['{subject.tag}']" if subject.tag else ""
-        colours = {uid: wr.RunSettings(color=colour) for uid, colour in subject.colours.items()}
-        where = f"Metric('JobType') = '{job}'{tag}"
-        return wr.Runset(**project, name=job, filters=where, run_settings=colours)
-
-    texts = [subject.question, "Made by python -m microp.dashboard. One colour is one schedule."]
-    blocks: list[Any] = [wr.P(text) for text in texts if text]  # W&B adds an empty paragraph at both ends
-    for job, sections in (("summary", _run_panels(subject)), ("rank", _rank_panels())):
-        for title, panels in sections.items():
-            blocks += [wr.H2(title), wr.P(_SHOWS[title]), wr.PanelGrid(runsets=[runset(job)], panels=list(panels))]
-    return wr.Report(
-        entity=subject.entity, project=subject.project, title=f"microp: {subject.name}", blocks=blocks, width="fluid"
-    )
-
-
 def specification(subject: Subject) -> dict[str, Any]:
     """Return the whole dashboard as it is sent to a server, as plain values for JSON."""
-    views = [each._to_model().model_dump(mode="json", by_alias=True) for each in workspaces(subject)]
-    return {"workspaces": views, "report": report(subject)._to_model().model_dump(mode="json", by_alias=True)}
+    return {"workspaces": [each._to_model().model_dump(mode="json", by_alias=True) for each in workspaces(subject)]}
 
 
 def panel_lines(subject: Subject) -> list[str]:
@@ -189,8 +153,7 @@ def save(subject: Subject) -> list[str]:
     import wandb
 
     subject = replace(subject, entity=subject.entity or str(wandb.Api().default_entity))
-    whole = report(subject, entity=subject.entity, project=subject.project)
-    return [str(each.save().url) for each in (*workspaces(subject), whole)]
+    return [str(each.save().url) for each in workspaces(subject)]
 
 
 def _run_panels(subject: Subject) -> dict[str, list[Any]]:

@@ -17,17 +17,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from microp.mirror.content import ranks_of
 from microp.records import (
     RUNNING,
     LockedError,
     RecordError,
     attempts,
     hold,
+    rank_of,
     read_config,
     read_env,
     read_json,
     read_status,
+    row_files,
 )
 from microp.settings import TrackingSettings
 
@@ -64,7 +65,7 @@ def files_of(uid: str, folder: Path) -> list[Path]:
 
 def wandb_names(attempt: Path) -> list[str]:
     """Return the names of an attempt's W&B runs: `rank0`, ... for the ranks that have written rows, and `summary`."""
-    return [*(f"rank{rank}" for rank in ranks_of(attempt)), SUMMARY]
+    return [*(f"rank{rank_of(path)}" for path in row_files(attempt, "steps")), SUMMARY]
 
 
 def wandb_uid(attempt: Path, name: str) -> str:

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from microp.mirror.content import Charts, run_summary, steps_table
+from microp.mirror.content import Charts, run_summary
 from microp.mirror.files import SUMMARY, completed, files_of, wandb_names, wandb_uid
 from microp.records import RUNNING, check_attempt, read_env, read_status, read_summary, read_traced_step, write_json
 from microp.settings import TrackingSettings
@@ -169,8 +169,8 @@ class WandbRun:
 
         exhibits: dict[str, Any] = {}
         if rows := [row for of_rank in self._charts.rows for row in of_rank]:
-            columns, lines = steps_table(rows)
-            exhibits["steps"] = wandb.Table(list(columns), list(lines))
+            columns: list[Any] = list(dict.fromkeys(key for row in rows for key in row if key != "action_ms"))
+            exhibits["steps"] = wandb.Table(columns, [[row.get(key) for key in columns] for row in rows])
         with tempfile.TemporaryDirectory() as folder:
             if step := read_traced_step(self._attempt, summary):
                 spans = step.panels["measured"]

@@ -60,7 +60,10 @@ def lowered_types(made: Layers, computing: Computing, device: str = "cpu") -> tu
     is_fake = device_of(layers).type != device
     with FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext(), open_autocast(computing, device):
         if is_fake:
-            _to_device(nn.ModuleList(layers), device)
+            fake = nn.ModuleList(layers).to_empty(device=device)
+            for module in fake.modules():  # tensors that are no weights and no buffers
+                plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
+                vars(module).update({key: torch.empty_like(value, device=device) for key, value in plain.items()})
         x, targets = (torch.zeros_like(tensor, device=device) for tensor in rows_for_trial(made, 2))
         for index, layer in enumerate(layers):
             types.append(str(x.dtype).removeprefix("torch."))
@@ -71,11 +74,3 @@ def lowered_types(made: Layers, computing: Computing, device: str = "cpu") -> tu
         given = f"(output {tensor_text(x)}, targets {tensor_text(targets)})"
         tried(lambda: made.loss(x, targets), f"a loss that fails with {how} for {given}", remedy)
     return tuple(types)
-
-
-def _to_device(layers: nn.Module, device: str) -> None:
-    """Put fake tensors of a device in the place of all tensors of the layers."""
-    layers.to_empty(device=device)
-    for module in layers.modules():  # tensors that are no weights and no buffers
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
-        vars(module).update({key: torch.empty_like(value, device=device) for key, value in plain.items()})

@@ -230,19 +230,14 @@ def layer_work(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> tuple[L
     The first size of each input is the rows. Nothing is returned if torch's counter cannot run a layer, for example one
     that computes gradients in its forward.
     """
-    try:
-        return tuple((_flops(layer, x) / len(x), _read(layer)) for layer, x in zip(layers, inputs, strict=True))
-    except RuntimeError:
-        return ()
-
-
-def _read(layer: nn.Module) -> int:
-    modules = [module for module in layer.modules() if not isinstance(module, nn.Embedding)]
-    weights = {id(each): each.numel() for module in modules for each in module.parameters(recurse=False)}
-    return sum(weights.values())
-
-
-def _flops(layer: nn.Module, entered: Tensor) -> int:
-    with FlopCounterMode(display=False) as counter:
-        layer(entered.detach())
-    return counter.get_total_flops()
+    work = []
+    for layer, x in zip(layers, inputs, strict=True):
+        read = [module for module in layer.modules() if not isinstance(module, nn.Embedding)]
+        weights = {id(each): each.numel() for module in read for each in module.parameters(recurse=False)}
+        try:
+            with FlopCounterMode(display=False) as counter:
+                layer(x.detach())
+        except RuntimeError:
+            return ()
+        work.append((counter.get_total_flops() / len(x), sum(weights.values())))
+    return tuple(work)

@@ -114,28 +114,21 @@ def own_rows(data: Any, step: int, rows: int, seed: int) -> tuple[Tensor, Tensor
     """
     with GENERATOR, seeded(derive_seed(seed, "data", step)):
         if is_dataset(data):
-            made: Any = default_collate([data[index] for index in _places(len(data), step * rows, rows, seed)])
+            size, places = len(data), range(step * rows, (step + 1) * rows)  # each epoch has every item once
+            made: Any = default_collate([data[_epoch(size, at // size, seed)[at % size]] for at in places])
         else:
             made = data(step, rows)
     pair = list(made) if isinstance(made, list | tuple) else []
     if len(pair) != 2 or not all(isinstance(each, Tensor) and each.shape[:1] == (rows,) for each in pair):
-        kinds = ", ".join(map(_said, pair)) or f"a {type(made).__name__}"
+        said = (tensor_text(each) if isinstance(each, Tensor) else f"a {type(each).__name__}" for each in pair)
+        kinds = ", ".join(said) or f"a {type(made).__name__}"
         raise ValueError(f"not two tensors of {rows} rows, (inputs, targets), but {kinds}")
     return pair[0], pair[1]
-
-
-def _said(value: Any) -> str:
-    return tensor_text(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def is_dataset(data: Any) -> bool:
     """Return whether data are a map-style `Dataset`, and no function."""
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
-
-
-def _places(size: int, first: int, rows: int, seed: int) -> list[int]:
-    """Return the items that come after the first `first` ones, if each epoch has every item once."""
-    return [_epoch(size, place // size, seed)[place % size] for place in range(first, first + rows)]
 
 
 @lru_cache(2)  # a batch may lie in two

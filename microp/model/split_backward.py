@@ -30,13 +30,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 from torch.nn.functional import linear as linear_map
 from torch.utils import _pytree as pytree
 
-from microp.model.weight_gradients import (
-    GraphWeights,
-    LinearWeights,
-    Weights,
-    add_gradients,
-    used_several_times,
-)
+from microp.model.weight_gradients import GraphWeights, LinearWeights, Weights, add_gradients, used_several_times
 
 
 class Deferred:
@@ -66,7 +60,10 @@ class Deferred:
                 raise RuntimeError("the input of a Linear layer was written in place after its forward")
             wanted.append(edge)
         # 2. one pass down, in which small graphs leave what W needs of them
-        gradients = _gradients_of([*wanted, split.anchor, *split.weights], root, gradient)
+        every = (*wanted, split.anchor, *split.weights)
+        gradients: Sequence[Tensor | None] = _engine_run_backward(  # None for those below which the root does not lie
+            (root,), (gradient,), False, False, every, allow_unreachable=True, accumulate_grad=False
+        )
         # 3. keep what W needs, in the order in which the full backward adds it
         for (owner, x, _, _), caught in zip(reversed(forwards), gradients[len(forwards) : 0 : -1], strict=True):
             if caught is not None:
@@ -220,14 +217,6 @@ def run_backward(root: GradientEdge, gradient: Tensor) -> None:
     call; the engine itself compares shapes, and the sender of a tensor has done so already.
     """
     _engine_run_backward((root,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
-def _gradients_of(wanted: Sequence[Any], root: GradientEdge, gradient: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients of leaves or nodes, None for those below which `root` does not lie; see `run_backward`."""
-    gradients: Sequence[Tensor | None] = _engine_run_backward(
-        (root,), (gradient,), False, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
-    )
-    return gradients
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:

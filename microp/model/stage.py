@@ -133,13 +133,12 @@ class Stage:
                 self._split.undo(layer)
 
     def _cut_layers(self) -> None:
-        self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
+        self._cuts: dict[int, list[list[nn.Module]]] = {}
+        for count in set(self._segments):
+            shares = np.array_split(range(len(self.layers)), min(max(count, 1), len(self.layers)))
+            cut = [[self.layers[index] for index in share] for share in shares]
+            self._cuts[count] = [[compile_segment(modules)] for modules in cut] if self._computing.compile else cut
         self.load(self.batch)
-
-    def _cut(self, segments: int) -> list[list[nn.Module]]:
-        shares = np.array_split(range(len(self.layers)), min(segments, len(self.layers)))
-        cut = [[self.layers[index] for index in share] for share in shares]
-        return [[compile_segment(modules)] for modules in cut] if self._computing.compile else cut
 
     def load(self, batch: Batch) -> None:
         """Set the step's batch; discard the losses and the recomputations of the last step."""

@@ -104,7 +104,13 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
             }
             ratios.after[op] = _after([s for s in together if s.op == op], found[op], ratios)
         ratios.alone = _alone(alone, found, ratios)
-    table = {op: _filled(values, rows, [-1, *every]) for op, values in found.items()}
+    table: dict[str, dict[int, tuple[float, ...]]] = {}
+    for op, values in found.items():  # interpolated where an op was not measured
+        places = sorted(values)
+        table[op] = {
+            part: tuple(interpolate(places, [values[place][part] for place in places], count) for count in rows)
+            for part in (-1, *every)
+        }
     again = _recomputation(together, table, ratios)
     table["recompute"] = {
         part: tuple(share * time for share, time in zip(again, table[FORWARD][part], strict=True))
@@ -272,17 +278,6 @@ def _nearest(known: Mapping[float, float], rows: Sequence[float]) -> tuple[float
         return tuple(1.0 for _ in rows)
     values = [known[place] for place in places]
     return tuple(interpolate(places, values, min(max(count, places[0]), places[-1])) for count in rows)
-
-
-def _filled(
-    found: Mapping[float, Mapping[int, float]], rows: Sequence[float], parts: Sequence[int]
-) -> dict[int, tuple[float, ...]]:
-    """Return the times per number of rows, interpolated where an op was not measured."""
-    places = sorted(found)
-    return {
-        part: tuple(interpolate(places, [found[place][part] for place in places], count) for count in rows)
-        for part in parts
-    }
 
 
 def fit_transport(measured: Sequence[Between]) -> Transport:

@@ -49,11 +49,10 @@ def unwritable(path: Path, error: OSError, nbytes: int = 0) -> WriteError:
     return WriteError(f"{path} cannot be written ({error.strerror or error}): make it writable, {_INSTEAD}")
 
 
-def full_disk(path: Path, nbytes: int = _SMALL) -> WriteError | None:
-    """Return the error of a path if there is no room for `nbytes` there, or None if there is."""
-    if _free(_first_folder(path)) >= nbytes:
-        return None
-    return unwritable(path, OSError(errno.ENOSPC, ""), nbytes)
+def full_disk(path: Path) -> WriteError | None:
+    """Return the error of a path if there is no room for some KiB there, or None if there is."""
+    full = _free(_first_folder(path)) < _SMALL
+    return unwritable(path, OSError(errno.ENOSPC, ""), _SMALL) if full else None
 
 
 def _first_folder(path: Path) -> Path:

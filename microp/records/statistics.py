@@ -12,10 +12,6 @@ The steps of one launch are not independent (same core, temperature and load), s
 repetitions: a launch counts once, with the median of its measured steps. Configurations are
 compared by launch: repeat 0 with repeat 0, which has the same seed and data and ran at about the
 same time.
-
-A point is marked as too wide if its interval is wider than a tenth of its value (for fractions:
-than 0.02, if that is more), if the steps within its launches spread from p10 to p90 over more
-than a fifth of their median, or if the timing of a launch was disturbed (see `disturbance`).
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ LAUNCH = "config.repeat"
 DRAWS = 2000
 _MEMORY = re.compile("mib|bytes|kept|in_flight")  # columns that do not depend on time
 RANGE_UP_TO = 5  # launches: a bootstrap interval of the median of so few is their range, and not one of 95 %
-WIDE = 0.1  # relative to the value
+WIDE = 0.1  # of an interval, relative to the value: wider ones are marked
 WIDE_FRACTION = 0.02  # absolute, for fractions such as bubble and utilisation
 WIDE_STEPS = 0.2  # p10 to p90 of a launch's steps, relative to their median
 _STEPS = ("step_ms.p10", "step_ms.median", "step_ms.p90")

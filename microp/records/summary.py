@@ -32,17 +32,7 @@ from microp.records.records import PEAKS, SCHEMA_VERSION, Row, read_json, read_r
 from microp.records.replays import Replay, by_replica
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, closed_forms, nominal_costs, nominal_optimizer, simulate
-from microp.trace import (
-    KINDS,
-    StepClock,
-    account,
-    early_receive,
-    ends_at,
-    exposed,
-    idle_fraction,
-    makespan,
-    reductions,
-)
+from microp.trace import KINDS, StepClock, account, early_receive, ends_at, exposed, idle_fraction, makespan, reductions
 
 HOSTS = "hosts.json"
 Step = list[Row]  # the rows of one step, rank by rank

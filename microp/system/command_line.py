@@ -92,14 +92,11 @@ class CommandParser(argparse.ArgumentParser):
 
 def redact_words(words: Iterable[str]) -> list[str]:
     """Return the words of a command, in which the values of secret keys are replaced, also those inside of a value."""
-    return [_redact_word(word) for word in words]
-
-
-def _redact_word(word: str) -> str:
-    key, assigned, value = word.partition("=")
-    if assigned and _SECRET.search(key):
-        return f"{key}={REDACTED}"
-    return key + assigned + _INSIDE.sub(rf"\1{REDACTED}", value)
+    redacted = []
+    for key, assigned, value in (word.partition("=") for word in words):
+        is_secret = assigned and _SECRET.search(key)
+        redacted.append(key + assigned + (REDACTED if is_secret else _INSIDE.sub(rf"\1{REDACTED}", value)))
+    return redacted
 
 
 def redact_values(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,28 +22,8 @@ from microp.trace.metrics import (
     zero_bubble_rate,
 )
 from microp.trace.perfetto import perfetto
-from microp.trace.reductions import (
-    Reduction,
-    after_last_gradient,
-    ends_at,
-    exposed,
-    reductions,
-    time_reducing,
-)
+from microp.trace.reductions import Reduction, after_last_gradient, ends_at, exposed, reductions, time_reducing
 from microp.trace.screen import screen
-from microp.trace.spans import (
-    MOMENTS,
-    Actions,
-    B,
-    Column,
-    F,
-    I,
-    Span,
-    Spans,
-    StepTrace,
-    W,
-    as_spans,
-    column_type,
-)
+from microp.trace.spans import MOMENTS, Actions, B, Column, F, I, Span, Spans, StepTrace, W, as_spans, column_type
 from microp.trace.time_breakdown import KINDS, StepClock, account
 from microp.trace.timeline import Line, header, plain, timeline

@@ -39,10 +39,7 @@ class StepClock(NamedTuple):
 
 
 def account(
-    schedule: Schedule,
-    spans: Iterable[Span],
-    clocks: Mapping[int, StepClock],
-    wall: tuple[int, int] | None = None,
+    schedule: Schedule, spans: Iterable[Span], clocks: Mapping[int, StepClock], wall: tuple[int, int] | None = None
 ) -> dict[int, dict[str, int]]:
     """Return, for each rank, the nanoseconds of each of `KINDS`; they add up to the step's wall time.
 

@@ -39,8 +39,8 @@ Start = Callable[[Job, Path, float, Callable[[Job, Comms, int, Path], Any]], dic
 class Finding(NamedTuple):
     """What was not finite."""
 
-    when: int  # when it was seen, in nanoseconds of `perf_counter_ns`, which all ranks of a host share
-    step: int  # the step's index
+    when: int  # by `perf_counter_ns`, which all ranks of a host share
+    step: int
     what: str  # it and its action, as words
 
 
@@ -55,15 +55,14 @@ def explained(error: RankError, job: Job, attempt: Path, shutdown_s: float, star
     `run_threads`.
     """
     diverged = [str(row["message"]) for row in read_errors(attempt) if row["diverged"]]
-    again = _repeatable(job, attempt) if diverged else None
-    if again is None:
+    if not diverged or (again := _repeatable(job, attempt)) is None:
         return error
-    last, folder = read_rows(attempt, 0)[-1]["step"], snapshots.draft_of(attempt / "repeated")
+    last, folder, first = read_rows(attempt, 0)[-1]["step"], snapshots.draft_of(attempt / "repeated"), None
     try:
         folder.mkdir()
         first = start(again, folder, shutdown_s, partial(look, last=last))[0]
-    except (RankError, OSError):  # what was wrong with the run is known already
-        first = None
+    except (RankError, OSError):
+        pass  # what was wrong with the run is known already
     finally:
         snapshots.remove(folder)
     if first is None:
@@ -79,17 +78,15 @@ def _repeatable(job: Job, attempt: Path) -> Job | None:
 
     It has neither what compiles nor what sums over replicas while gradients are still computed.
     """
-    rows = read_rows(attempt, 0)
-    starts: list[Snapshot | None] = [job.resumed]
-    starts += [Snapshot(str(folder), int(folder.name[5:])) for folder in snapshots.snapshots_of(attempt)[-1:]]
-    for resumed in starts:
-        first = resumed.step if resumed else 0
-        repeated = [row for row in rows if row["step"] >= first or row["phase"] == "warmup"]
-        if sum(row["step_ms"] for row in repeated) < LONGEST_S * 1e3:
-            plain, engine = replace(job.computing, compile=False), job.engine
-            engine = replace(engine, name="microp") if engine.name == "torch" else engine
-            return replace(job, resumed=resumed, computing=plain, engine=engine, sync=SyncSettings("flat", "library"))
-    return None
+    resumed, rows = job.resumed, read_rows(attempt, 0)
+    for folder in snapshots.snapshots_of(attempt)[-1:]:
+        resumed = Snapshot(str(folder), int(folder.name.removeprefix("step-")))
+    first = resumed.step if resumed else 0
+    if sum(row["step_ms"] for row in rows if row["step"] >= first or row["phase"] == "warmup") > LONGEST_S * 1e3:
+        return None
+    plain, engine = replace(job.computing, compile=False), job.engine
+    engine = replace(engine, name="microp") if engine.name == "torch" else engine
+    return replace(job, resumed=resumed, computing=plain, engine=engine, sync=SyncSettings("flat", "library"))
 
 
 def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> Finding | None:

@@ -69,7 +69,9 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_
         KeyboardInterrupt: this process received Ctrl-C or another signal to end.
     """
     # 1. prepare what the ranks share: a store to meet, memory for their heartbeats
-    _silence_torch()
+    for name in ("torchelastic-events-null", *logging.root.manager.loggerDict):  # each with a level of its own
+        if name.startswith(("torch.distributed.elastic", "torchelastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     multiprocessing.set_forkserver_preload(PRELOAD)
     store, heartbeats = _open_store(), Heartbeats.shared(job.processes)
     # 2. start them and wait, with this process as it was before elastic and multiprocessing changed it
@@ -89,13 +91,6 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_
         raise
     finally:
         heartbeats.close()
-
-
-def _silence_torch() -> None:
-    """Hide what torch's launcher logs; each of its modules has a logger with a level of its own."""
-    for name in ("torchelastic-events-null", *logging.root.manager.loggerDict):
-        if name.startswith(("torch.distributed.elastic", "torchelastic", "torch.multiprocessing")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _launch_config(job: Job, attempt: Path, port: int) -> LaunchConfig:
