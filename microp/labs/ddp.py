@@ -20,7 +20,7 @@ from microp.comms import Comms
 from microp.job import Job
 from microp.labs.typed import ALONE, ON_RANKS, say, typed_job
 from microp.settings import BucketSettings
-from microp.system import MIB
+from microp.system import MIB, run_command
 from microp.terminal import err
 from microp.trace import screen
 from microp.worker import Trainer, launch_ranks
@@ -45,7 +45,7 @@ def entry(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[str, 
     return {"hooks": fired, "sums": [(r.start, r.end) for r in trainer.reductions], "row": row}
 
 
-def main(arguments: Sequence[str]) -> list[str]:
+def main(arguments: Sequence[str] | None = None) -> list[str]:
     """Draw one step of rank 0, and return the names of the gradients in the order of their completion."""
     words = "replicas=2", "batch_size=512", "model.dim=512", "sync.bucket_mb=4", "sync.all_reduce=library"
     job = typed_job("ddp", __doc__, arguments, *words, fixed=[*ALONE, "sync=ddp"], takes=["replicas", *ON_RANKS])
@@ -91,3 +91,7 @@ def _judged(waited: float, took: float, buckets: int) -> str:
         f"At best all but the last of {buckets} buckets is: smaller ones (sync.bucket_mb=1) leave earlier. Sums also "
         "need cores beside those of the backwards."
     )
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microp.labs.pipeline import show
+from microp.system import run_command
 
 
-def main(arguments: Sequence[str]) -> dict[str, list[float]]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Run GPipe on four ranks, draw and measure a step, and return what `show` returns."""
     return show(
         "gpipe",
@@ -24,3 +25,7 @@ def main(arguments: Sequence[str]) -> dict[str, list[float]]:
         "More and smaller microbatches shrink the bubble: with K = 4 it is 3/7 for M = 4 and 3/35 for M = 32 "
         "(chunks=32).\nBut a rank keeps the activations of all M microbatches, which is the whole batch for any M.",
     )
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from microp.labs.typed import ALONE, parser_of, say, typed_job
 from microp.model import build_model, open_data
-from microp.system import MIB
+from microp.system import MIB, run_command
 from microp.worker import monolith
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train one step on two copies, and compare their averaged gradients with the monolith's."""
     torch.set_num_threads(1)
     words = "batch_size=64", "model.dim=256", "model.dtype=float64"
@@ -50,3 +50,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _farthest(some: list[Tensor], others: list[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -16,10 +16,11 @@ from torch import nn
 
 from microp.labs.typed import ALONE, parser_of, say, typed_job
 from microp.model import build_model, open_data
+from microp.system import run_command
 from microp.worker import monolith
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train one step in two parts, and compare every gradient with the monolith's."""
     torch.set_num_threads(1)
     job = typed_job("manual_split", __doc__, arguments, "batch_size=64", "model.dim=256", fixed=ALONE)
@@ -52,3 +53,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _has_gradients(part: nn.Module) -> bool:
     return all(parameter.grad is not None for parameter in part.parameters())
+
+
+if __name__ == "__main__":
+    run_command(main)

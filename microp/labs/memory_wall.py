@@ -19,7 +19,7 @@ from microp.config import ConfigError, job_of
 from microp.device import probe_layers
 from microp.labs.typed import bar, flags_of, say
 from microp.simulator import stage_bytes
-from microp.system import CommandParser
+from microp.system import CommandParser, run_command
 
 GB = 1e9
 MEASURED_DIM = 256
@@ -32,9 +32,9 @@ def activation_bytes(rows: int, layers: int, dim: float) -> float:
     return stage_bytes(measured, rows, job.checkpointing).whole / MEASURED_DIM * dim
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Print the memory that training a model needs, and the number of cards with that memory."""
-    parser = CommandParser(prog="python -m microp.labs memory_wall", description=main.__doc__)
+    parser = CommandParser(prog="python -m microp.labs.memory_wall", description=main.__doc__)
     parser.add_argument("--parameters", type=float, default=10e9, help="parameters of the model (default: 1e10)")
     parser.add_argument("--layers", type=int, default=16, help="layers of the model (default: 16)")
     parser.add_argument("--rows", type=int, default=256, help="rows of a batch (default: 256)")
@@ -69,3 +69,7 @@ def main(arguments: list[str]) -> None:
     most = math.ceil(options.layers / cards)
     count = f"{most} layer{'s' * (most > 1)} and {most * layer / GB:.1f} GB"
     say(f"Cut into stages of whole layers, training needs {cards} card{'s' * (cards > 1)}: at most {count} on each.")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -15,12 +15,13 @@ import torch
 
 from microp.labs.typed import ALONE, TRAINS, bar, say, typed_job
 from microp.model import build_model
+from microp.system import run_command
 from microp.worker import monolith
 
 MOST = 8  # nats: the loss of the longest bar
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and print the loss as it falls."""
     torch.set_num_threads(1)
     words = "steps=30", "batch_size=128", "model.dim=256", "warmup_steps=0"
@@ -36,3 +37,7 @@ def main(arguments: Sequence[str]) -> None:
             print(bar(f"step {number:2}  loss {step.loss:.3f}  ", step.loss, MOST))
     say(f"\nThe loss went from {losses[0]:.2f} to {losses[-1]:.2f} nats per byte; a guess among 256 bytes has 5.55.")
     say("Forward, backward and optimizer run in one process. Next: what if its memory is too small?")
+
+
+if __name__ == "__main__":
+    run_command(main)

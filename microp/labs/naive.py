@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microp.labs.pipeline import show
+from microp.system import run_command
 
 
-def main(arguments: Sequence[str]) -> dict[str, list[float]]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Run the naive schedule on four ranks, draw and measure a step, and return what `show` returns."""
     return show(
         "naive",
@@ -23,3 +24,7 @@ def main(arguments: Sequence[str]) -> dict[str, list[float]]:
         arguments,
         "More ranks hold a larger model but are not faster: each rank is busy 1/K of the time.",
     )
+
+
+if __name__ == "__main__":
+    run_command(main)

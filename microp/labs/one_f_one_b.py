@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microp.labs.pipeline import show
+from microp.system import run_command
 
 
-def main(arguments: Sequence[str]) -> dict[str, list[float]]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Run 1F1B on four ranks, draw and measure a step, and return what `show` returns."""
     return show(
         "one_f_one_b",
@@ -24,3 +25,7 @@ def main(arguments: Sequence[str]) -> dict[str, list[float]]:
         "GPipe is idle as long, but keeps all M microbatches on every rank (python -m microp.labs 7 chunks=8). Here "
         "rank r keeps at most K - r: more microbatches shrink the bubble and the memory.",
     )
+
+
+if __name__ == "__main__":
+    run_command(main)

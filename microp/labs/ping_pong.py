@@ -1,6 +1,6 @@
 """Lab 5: ranks, the world, and the time of a message.
 
-    OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 -m microp.labs ping_pong
+    OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 -m microp.labs.ping_pong
 
 ::
 
@@ -25,7 +25,7 @@ from microp.comms import Comms, Message, init_process_group
 from microp.config import job_of
 from microp.job import Job
 from microp.labs.typed import flags_of, parser_of, say
-from microp.system import MIB, is_joined
+from microp.system import MIB, is_joined, run_command
 from microp.terminal import err
 from microp.worker import launch_ranks
 
@@ -65,7 +65,7 @@ def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | 
     return text if comms.rank == 0 else ""
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Play as a rank of torchrun; without torchrun start two ranks, which play."""
     flags_of(parser_of("ping_pong", __doc__), arguments)
     if is_joined():
@@ -77,3 +77,7 @@ def main(arguments: Sequence[str]) -> None:
             text = launch_ranks(job_of("ranks=2"), Path(folder), 3, play)[0]
     if text:
         say(text)
+
+
+if __name__ == "__main__":
+    run_command(main)

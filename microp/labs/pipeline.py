@@ -31,8 +31,12 @@ TAKES = ("ranks", "chunks", "steps", "warmup_steps", *ON_RANKS, "engine", "parti
 SCHEDULES = {"naive": ("naive", 4), "gpipe": ("gpipe", 4), "one_f_one_b": ("1f1b", 8)}  # lab -> schedule, chunks
 
 
-def show(lab: str, text: str | None, arguments: Sequence[str], lesson: str) -> dict[str, list[float]]:
-    """Run some steps, draw the last one, print what its ranks did and `lesson`; the others are as of `typed_job`.
+def show(lab: str, text: str | None, arguments: Sequence[str] | None, lesson: str) -> dict[str, list[float]]:
+    """Run some steps, draw the last one and print what its ranks did.
+
+    Args:
+        text, arguments: as of `typed_job`.
+        lesson: what to see, the last line.
 
     Returns:
         two lists over the ranks: `utilisation`, the share of the step in which the rank computed, and

@@ -25,8 +25,9 @@ from microp.job import Job
 from microp.labs.typed import bar, flags_of, say
 from microp.model import build_model, open_data
 from microp.records import read_rows
-from microp.system import CommandParser
+from microp.system import CommandParser, run_command
 from microp.terminal import Board
+from microp.trace import curves
 from microp.worker import launch_ranks, monolith
 
 WORDS = (
@@ -79,11 +80,11 @@ def sample(job: Job, model: nn.Module, count: int) -> str:
     return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
 
 
-def main(arguments: list[str]) -> int:
-    """Train twice, compare the losses, and print what the model writes."""
-    parser = CommandParser(prog="python -m microp.labs train_text", description=main.__doc__)
+def main(arguments: list[str] | None = None) -> int:
+    """Train twice, compare the losses, draw them, and print what the model writes."""
+    parser = CommandParser(prog="python -m microp.labs.train_text", description=main.__doc__)
     parser.add_argument("--steps", type=int, default=2000, help="steps (default: 2000, ten minutes on two cores)")
-    parser.add_argument("--folder", type=Path, default=Path("outputs/train_text"), help="for the losses and the text")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/train_text"), help="for the curve and the text")
     options = flags_of(parser, arguments)
     try:
         job = job_of(*WORDS, f"steps={options.steps}", f"optimizer.warmup_steps={max(0, options.steps // 20)}")
@@ -105,9 +106,16 @@ def main(arguments: list[str]) -> int:
     before = sample(job, model, SAMPLE)
     model.load_state_dict(trained)
     text = f"\nbefore training:\n{before}\n\nafter training:\n{sample(job, model, SAMPLE)}\n"
+    figure, *_ = curves(
+        {"2 ranks": pipeline, "one process": alone}, ("step", "loss, nats per byte"), options.folder / "loss"
+    )
     (options.folder / "sample.txt").write_text(f"{caption}\n{text}")
     rows = [f"{step},{one!r},{other!r}" for step, (one, other) in enumerate(zip(pipeline, alone, strict=True))]
     (options.folder / "loss.csv").write_text("\n".join(["step,pipeline,one_process", *rows, ""]))
     say(f"\n{caption}")
-    print(f"{text}\n{options.folder}")
+    print(f"{text}\n{figure}")
     return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

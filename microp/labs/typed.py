@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import textwrap
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ LONGEST_BAR = 60  # characters
 def typed_job(
     lab: str,
     text: str | None,
-    arguments: Sequence[str],
+    arguments: Sequence[str] | None,
     *given: str,
     fixed: Sequence[str] = (),
     takes: Sequence[str] = BY_HAND,
@@ -30,7 +31,9 @@ def typed_job(
     """Return the job of a lab: of its own words, of which those that were typed take the place.
 
     Args:
-        lab, text: its module's name, and its docstring for `--help`.
+        lab: its module's name.
+        text: its docstring, for `--help`.
+        arguments: the typed words; None takes those of the command line.
         given: words such as `chunks=4` that one may type otherwise; `device=cpu` also replaces `device.KEY=VALUE`.
         fixed: words that the lab is about, which cannot be typed otherwise.
         takes: the keys and groups that one may type; the lab would ignore others.
@@ -61,7 +64,7 @@ def parser_of(lab: str, text: str | None) -> CommandParser:
     """Return the parser of a lab's command line, whose help begins with the lab's docstring."""
     parts = (text or "").replace("::\n\n", "").split("\n\n")
     return CommandParser(
-        prog=f"python -m microp.labs {lab}",
+        prog=f"python -m microp.labs.{lab}",
         description="\n\n".join(
             part if part.startswith("  ") else _fitted(part, screen().columns - 1) for part in parts
         ),
@@ -69,9 +72,10 @@ def parser_of(lab: str, text: str | None) -> CommandParser:
     )
 
 
-def flags_of(parser: CommandParser, arguments: Sequence[str]) -> Namespace:
+def flags_of(parser: CommandParser, arguments: Sequence[str] | None) -> Namespace:
     """Return the flags that one types behind a lab, as `--card 80` or as `card=80`."""
-    flags = [f"--{word}" if "=" in word and not word.startswith("-") else word for word in arguments]
+    words = sys.argv[1:] if arguments is None else arguments
+    flags = [f"--{word}" if "=" in word and not word.startswith("-") else word for word in words]
     options, rest = parser.parse_known_args(flags)
     if rest:
         parser.error(f"{rest[0].removeprefix('--')}: this lab takes {', '.join(vars(options)) or 'no words'}")

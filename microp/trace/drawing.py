@@ -58,13 +58,8 @@ def figure(
         path: the files' path without an ending, of which each kind in `endings` is written.
         sums: name -> the reductions over the replicas, drawn as thin bars below the actions.
     """
-    drawn = sheet(panels, title, scale, sums)
-    files = [path.with_name(f"{path.name}.{ending}") for ending in endings]
     with _style():
-        for file in files:  # without dates, so that the same drawing gives the same bytes
-            date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix)
-            drawn.savefig(file, dpi=200, metadata=date)
-    return files
+        return _saved(sheet(panels, title, scale, sums), path, endings)
 
 
 def sheet(
@@ -75,13 +70,11 @@ def sheet(
     row: float = 0.4,
 ) -> Any:
     """Return the drawing of `figure` as matplotlib's Figure, with rows of so many inches."""
-    from matplotlib.figure import Figure  # takes a third of a second
-
     sums = sums or {}
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
     until = max(_length(spans, sums.get(name, ())) for name, spans in panels.items())
     with _style():
-        drawn = Figure(figsize=(WIDTH, len(panels) * (0.5 + row * ranks) + 1.0), layout="constrained")
+        drawn = _empty(len(panels) * (0.5 + row * ranks) + 1.0)
         axes = drawn.subplots(len(panels), 1, sharex=True, squeeze=False)
         for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
             draw(axis, spans, scale.length, sums.get(name, ()), until)
@@ -110,11 +103,43 @@ def svg(
     return text[text.index("<svg") :]
 
 
+def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Path) -> list[Path]:
+    """Draw numbers over their index, later lines thinner, so that equal ones can be seen; return the files.
+
+    Args:
+        axes: what the two axes show, each with its unit.
+        path: the files' path without an ending.
+    """
+    with _style():
+        drawn = _empty(3.2)
+        axis = drawn.subplots()
+        pale, dark = COLOURS[Op.F][0], COLOURS[Op.B][0]
+        for number, (name, values) in enumerate(lines.items()):
+            axis.plot(values, label=name, linewidth=2.5 if number == 0 else 0.6, color=pale if number == 0 else dark)
+        axis.set(xlabel=axes[0], ylabel=axes[1])
+        axis.legend(frameon=False)
+        return _saved(drawn, path)
+
+
 def _style() -> AbstractContextManager[Any]:
     """Return what a drawing is made and saved in; the same drawing gives the same bytes."""
     from matplotlib import rc_context
 
     return rc_context({**TEXT, "svg.hashsalt": "microp"})
+
+
+def _empty(height: float) -> Any:
+    """Return an empty figure of a page's width."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def _saved(drawn: Any, path: Path, endings: Sequence[str] = ENDINGS) -> list[Path]:
+    files = [path.with_name(f"{path.name}.{ending}") for ending in endings]
+    for file in files:  # without dates, so that the same drawing gives the same bytes
+        drawn.savefig(file, dpi=200, metadata={".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix))
+    return files
 
 
 def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction] = (), until: Any = None) -> None:

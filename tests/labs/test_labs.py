@@ -29,7 +29,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_readme_and_the_command_list_them_in_order(capsys):
     text = (FOLDER / "README.md").read_text()
-    assert re.findall(r"-m microp\.labs (\w+)`", text) == list(LABS)
+    assert re.findall(r"-m microp\.labs\.(\w+)`", text) == list(LABS)
     assert all((FOLDER / f"{name}.py").exists() for name in LABS)
     assert command.main([]) == 0
     assert re.findall(r"^ ?\d+  (\w+)", capsys.readouterr().out, re.MULTILINE) == list(LABS)
@@ -69,7 +69,7 @@ def test_every_lab_has_help(lab, capsys):
     with pytest.raises(SystemExit) as end:
         command.main([lab, "--help"])
     assert end.value.code == 0
-    assert f"usage: python -m microp.labs {lab}" in said(capsys)
+    assert f"usage: python -m microp.labs.{lab}" in said(capsys)
 
 
 def test_another_option_of_a_group_takes_none_of_the_keys_that_the_lab_gives(capsys):
@@ -117,7 +117,7 @@ def test_manual_split_and_replicas(capsys):
 
 
 def test_ping_pong_by_torchrun(tmp_path):
-    done = torchrun(2, "ping_pong", folder=tmp_path, program="microp.labs")
+    done = torchrun(2, folder=tmp_path, program="microp.labs.ping_pong")
     assert done.returncode == 0, done.stderr
     assert "world of 2: rank 0 is process" in done.stdout
     assert ", between None and 1; rank 1 is process" in done.stdout
@@ -174,6 +174,7 @@ def test_a_gpt_learns_in_the_pipeline_as_in_one_process(tmp_path, capsys):
     assert float(rows[-1][1]) < float(rows[0][1]) - 1
     before, after = re.split("before training:\n|after training:\n", (tmp_path / "sample.txt").read_text())[1:]
     assert before.count("\\x") > 1.5 * after.count("\\x")  # most bytes of an untrained model are no text
+    assert (tmp_path / "loss.svg").stat().st_size < (tmp_path / "loss.png").stat().st_size > 5000
     with pytest.raises(SystemExit) as end:
         labs.train_text.main(["--steps", "0"])
     assert end.value.code == 2
