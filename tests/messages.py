@@ -14,12 +14,20 @@ from microp.comms import Comms, Hosts, Message, ShmComms
 from microp.job import Job
 
 
-def verbs(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> dict[str, object]:
-    return use_verbs(comms)
+def verbs(_job: Job, comms: Comms, _local_rank: int, _attempt: Path):
+    """Every verb of comms once; what came of it, and what is said about a message that is too short."""
+    seen = use_verbs(comms)
+    if comms.rank == 0:
+        comms.send_tensor(torch.ones(10), 1)
+    elif comms.rank == 1:
+        try:
+            comms.recv_tensor([11], 0)
+        except ConnectionError as error:
+            seen["short"] = str(error)
+    return seen
 
 
 def use_verbs(comms: Comms) -> dict[str, object]:
-    """Every verb of comms once, and what came of it."""
     mine = torch.full((3,), float(comms.rank + 1))
     after, before = (comms.rank + 1) % comms.world_size, (comms.rank - 1) % comms.world_size
     send = comms.isend_tensor(mine, after, tag=5)

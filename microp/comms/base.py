@@ -15,6 +15,8 @@ from torch import Tensor
 from microp.comms.heartbeat import Heartbeats
 from microp.comms.waiting import Countdown
 
+REDUCTIONS = ("sum", "product", "min", "max")
+
 
 class Pending(Protocol):
     """A transfer that has been started."""
@@ -24,7 +26,7 @@ class Pending(Protocol):
 
         Raises:
             TimeoutError: the peer did not send or receive in time.
-            ConnectionError: the peer has ended, or it sent a different number of bytes, which gloo does not see.
+            ConnectionError: the peer has ended, or it sent a different number of bytes.
         """
 
 
@@ -205,12 +207,20 @@ class Comms(ABC):
         self.isend_tensor(tensor, dest, tag).wait()
 
     def recv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Receive a tensor of `shape` from rank `src` and return it."""
+        """Receive a tensor of `shape` from rank `src` and return it.
+
+        Raises:
+            ConnectionError: the message has a different size.
+        """
         return self.irecv_tensor(shape, src, tag, dtype).wait()
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Reduce `tensor` over all ranks in place with `sum` or `max`; return it."""
+        """Reduce `tensor` over all ranks in place with `sum`, `product`, `min` or `max`; return it.
+
+        Raises:
+            ValueError: `op` is not one of `REDUCTIONS`.
+        """
 
     def iall_reduce(self, tensor: Tensor) -> Sum:
         """Start to sum `tensor` over all ranks in place; it must not be read or written before `wait()`.
@@ -293,3 +303,9 @@ def view_of(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def ended_now(tensor: Tensor) -> int:
     """Return the present `perf_counter_ns` as the end of a sum; 0 for a GPU's tensor, whose sum has been enqueued."""
     return 0 if tensor.is_cuda else perf_counter_ns()
+
+
+def check_reduction(op: str) -> None:
+    """Raise ValueError unless `op` is one of `REDUCTIONS`."""
+    if op not in REDUCTIONS:
+        raise ValueError(f"op={op!r} is not a reduction: use one of {', '.join(REDUCTIONS)}")

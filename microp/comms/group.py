@@ -29,6 +29,7 @@ from microp.comms.base import (
     PostedReceive,
     PostedSend,
     Sum,
+    check_reduction,
     mailbox_sizes,
     view_of,
 )
@@ -37,6 +38,7 @@ from microp.comms.waiting import TICK_S, Countdown
 
 _NEVER = timedelta(days=365)
 _NOBODY_S = 2**31 - 1  # a tag that no message has
+_CANARY = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
 
 
 class GroupComms(Comms):
@@ -78,21 +80,29 @@ class GroupComms(Comms):
         return PostedSend(lambda tensor: send(tensor.contiguous()))
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
+        """Return an inbox. The size of what was announced in `expect` is checked by its sender, so without a canary."""
         receive = partial(self._start, self.group.recv, src, tag)
         if (src, tag) in self._buffers:
             return PostedReceive(partial(receive, view_of(self._buffers[src, tag], shape, dtype)))
 
-        return PostedReceive(lambda: receive(torch.empty(tuple(shape), dtype=dtype, device=self.device)))
+        def start() -> Pending:
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+            return receive(tensor, _with_canary(tensor))
 
-    def _start(self, transfer: Callable[..., Any], peer: int, tag: int, tensor: Tensor) -> Pending:
+        return PostedReceive(start)
+
+    def _start(
+        self, transfer: Callable[..., Any], peer: int, tag: int, tensor: Tensor, canary: Tensor | None = None
+    ) -> Pending:
         """Start to send to a peer or to receive from it."""
         try:
             work = transfer([tensor], peer, tag)
         except RuntimeError as error:  # the connection has been closed already
             raise peer_error(error, self.timeout_s, self.names[peer]) from error
-        return _Transfer(self, work, tensor, self.names[peer])
+        return _Transfer(self, work, tensor, self.names[peer], canary)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        check_reduction(op)
         with in_our_words(self.timeout_s, "another rank"), self.waiting():
             dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.group)
         return tensor
@@ -184,6 +194,17 @@ class Watchdog:
                 group.recv([torch.empty(1)], peer, _NOBODY_S).wait(timedelta(milliseconds=1))
 
 
+def _with_canary(buffer: Tensor) -> Tensor | None:
+    """Write a signalling NaN into the last element of a buffer and return the bytes of that element.
+
+    A complete message overwrites it; of a shorter one gloo reports no error. (A message that ends in exactly these bits
+    is refused. Elements of less than 4 bytes have too few bits for a distinct pattern and are not checked: None.)
+    """
+    if not buffer.numel() or buffer.element_size() < 4:
+        return None
+    return buffer.view(-1)[-1:].view(torch.uint8).copy_(_CANARY[-buffer.element_size() :])
+
+
 @contextmanager
 def in_our_words(timeout_s: float, peer: str) -> Iterator[None]:
     """Raise TimeoutError and ConnectionError for the RuntimeError of torch, whose text names a file of gloo's."""
@@ -203,12 +224,16 @@ def peer_error(error: BaseException, timeout_s: float, peer: str) -> TimeoutErro
 class _Transfer:
     """A torch.distributed transfer; keeps its tensor alive, as gloo requires."""
 
-    def __init__(self, comms: GroupComms, work: Any, tensor: Tensor, peer: str) -> None:
-        self._comms, self._work, self._tensor, self._peer = comms, work, tensor, peer
+    def __init__(self, comms: GroupComms, work: Any, tensor: Tensor, peer: str, canary: Tensor | None = None) -> None:
+        self._comms, self._work, self._tensor, self._peer, self._canary = comms, work, tensor, peer, canary
 
     def wait(self) -> Tensor:
         with in_our_words(self._comms.timeout_s, self._peer), self._comms.waiting(self._peer):
             self._work.wait(_NEVER)
+        if self._canary is not None and torch.equal(self._canary, _CANARY[-len(self._canary) :]):
+            raise ConnectionError(
+                f"{self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"
+            )
         return self._tensor
 
 

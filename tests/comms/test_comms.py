@@ -22,6 +22,7 @@ def test_verbs(where, tmp_path):
     else:
         found = launch_ranks(small_job(schedule=gpipe(3, 1), backend=where), tmp_path, 3, messages.verbs)
         results = [found[rank] for rank in range(3)]
+        assert results[1].pop("short") == "rank 0 sent fewer bytes than the 44 of shape [11]"
     for rank, result in enumerate(results):
         before = (rank - 1) % 3
         assert result == {
@@ -30,6 +31,12 @@ def test_verbs(where, tmp_path):
             **{"aligned": True, "sum": [6.0] * 3, "max": [3.0] * 3, "mean": [2.0] * 3},
             **{"all": ["from 0", "from 1", "from 2"], "long": [0, 200, 400]},
         }
+
+
+def test_unknown_reduction():
+    [comms] = thread_comms(1)
+    with pytest.raises(ValueError, match="op='median' is not a reduction: use one of sum, product, min, max"):
+        comms.all_reduce(torch.ones(1), "median")
 
 
 def test_threads_see_another_size():
