@@ -156,9 +156,9 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
             if _doubles(ticks, numeric):
                 own = plot.beside(own, "x", "line", named)
             plot.lines(axis, own, "x", quantity, "line", named, "formula" if quantity == "bubble.measured" else None)
-            axis.set_ylim(0, 1.05 * axis.get_ylim()[1])  # room for a marker at the top
             title, x = column if quantity == shown[0] else "", axes.x if quantity == shown[-1] else ""
             plot.titled(axis, title, x or "", QUANTITIES[quantity][0])
+        axis_row[0].set_ylim(0, 1.05 * axis_row[0].get_ylim()[1])  # of the row; room for a marker at the top
     for axis in grid[-1]:
         if _doubles(ticks, numeric):
             scales.powers(axis, ticks)
