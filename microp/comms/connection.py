@@ -213,11 +213,7 @@ def _call(card: tuple[str, int, str], rank: int, name: str, timeout_s: float) ->
 def _answer(
     listener: socket.socket, token: bytes, awaited: Mapping[int, str], timeout_s: float
 ) -> dict[int, socket.socket]:
-    """Return the connections of the awaited ranks (rank -> name), which send the token; close all others.
-
-    Raises:
-        TimeoutError: an awaited rank has not connected in time, whoever else has.
-    """
+    """Return the connections of the awaited ranks (rank -> name), which send the token; close all others."""
     streams: dict[int, socket.socket] = {}
     give_up = time.monotonic() + timeout_s
     while missing := awaited.keys() - streams.keys():

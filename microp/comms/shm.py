@@ -141,11 +141,7 @@ class ShmComms(TcpComms):
                 _post(ctypes.c_void_p(semaphore))
 
     def _data(self, box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return the mailbox's data as a tensor.
-
-        Raises:
-            ConnectionError: the tensor is larger than the mailbox.
-        """
+        """Return the mailbox's data as a tensor."""
         check_fits(shape, dtype, box.nbytes)
         count = torch.Size(shape).numel()
         return torch.frombuffer(self._segment, dtype=dtype, count=count, offset=box.offset).view(*shape)

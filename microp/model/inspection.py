@@ -184,11 +184,7 @@ def _check_data(made: Layers) -> None:
 
 
 def _tied(made: Layers) -> tuple[TiedWeight, ...]:
-    """Return the weights that several layers share.
-
-    Raises:
-        ValueError: they share weights and do not declare it, or the other way round.
-    """
+    """Return the weights that several layers share. Raises ValueError if they do not declare it, or have none."""
     copies: dict[int, list[tuple[int, str]]] = {}
     for index, layer in enumerate(made.layers):
         for name, weight in layer.named_parameters():

@@ -153,11 +153,7 @@ def compile_stages(job: Job, stages: Mapping[int, Stage], comms: Comms, device: 
 
 @contextmanager
 def _beside_the_others(comms: Comms) -> Iterator[None]:
-    """Let each rank take its own time in the block, and leave it together, without a limit of time.
-
-    Raises:
-        TimeoutError, ConnectionError: a rank has ended, or does not run.
-    """
+    """Let each rank take its own time in the block, and leave it together, without a limit of time."""
     done = threading.Event()
 
     def meet() -> None:

@@ -84,20 +84,12 @@ def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(bits.numpy().data)
 
 
-class _Copy(NamedTuple):
-    """One layer's copy of a tied weight."""
+class _Shared(NamedTuple):
+    """What has copies on several ranks or layers: a tied weight, or all trained weights of a layer."""
 
-    rank: int  # the rank of the layer
-    tag: int  # the tag of the messages with its gradient
-    weight: nn.Parameter | None  # the copy itself; None on other ranks
-
-
-class _Layer(NamedTuple):
-    """A layer of this rank, of which other ranks have copies."""
-
-    weights: list[nn.Parameter]  # those that are trained
-    ranks: list[int]  # of all copies
-    tag: int  # of the messages with its gradients
+    ranks: list[int]  # of the copies, in the order in which their gradients are added up
+    tags: list[int]  # of the messages with them
+    weights: list[list[nn.Parameter]]  # of each copy; none if it is on another rank
 
 
 class TiedGradients:
@@ -105,65 +97,50 @@ class TiedGradients:
 
     def __init__(self, job: Job, layers: Mapping[int, nn.Module], comms: Comms) -> None:
         self._comms = comms
-        ranks = {layer: rank for stage, rank in job.schedule.placement.items() for layer in job.layers_of(stage)}
-        tag = 2 * job.schedule.stages * job.schedule.units  # the first one above those of the actions
-        self._weights: list[list[_Copy]] = []
-        for tied in job.model.tied_weights:
-            copies = []
-            for layer, name in tied:
-                copies.append(_Copy(ranks[layer], tag, layers[layer].get_parameter(name) if layer in layers else None))
-                tag += 1
-            if any(copy.weight is not None and copy.weight.requires_grad for copy in copies):
-                self._weights.append(copies)
-        holders: dict[int, list[int]] = {}  # layer -> the ranks of its copies, in their order
+        ranks: dict[int, list[int]] = {}  # layer -> the ranks of its copies, in their order
         for stage, rank in job.schedule.placement.items():
             for layer in job.layers_of(stage):
-                holders.setdefault(layer, []).append(rank)
-        self._layers = [
-            _Layer([weight for weight in layers[index].parameters() if weight.requires_grad], ranks, tag + index)
-            for index, ranks in sorted(holders.items())
-            if job.schedule.copies > 1 and index in layers
-        ]
+                ranks.setdefault(layer, []).append(rank)
+        tag = 2 * job.schedule.stages * job.schedule.units  # the first one above those of the actions
+        every = []
+        for tied in job.model.tied_weights:
+            weights = [[layers[layer].get_parameter(name)] if layer in layers else [] for layer, name in tied]
+            every.append(
+                _Shared([ranks[layer][-1] for layer, _ in tied], [tag + at for at in range(len(tied))], weights)
+            )
+            tag += len(tied)
+        for index in sorted(layers) if job.schedule.copies > 1 else ():
+            trained = [weight for weight in layers[index].parameters() if weight.requires_grad]
+            held = [trained if rank == comms.rank else [] for rank in ranks[index]]
+            every.append(_Shared(ranks[index], [tag + index] * len(held), held))
+        self._shared = [shared for shared in every if any(w.requires_grad for part in shared.weights for w in part)]
 
     def sum(self) -> None:
         """Replace the gradient of each copy by the sum over all copies. Raises like `Pending.wait`."""
-        for copies in self._weights:
-            self._sum(copies)
-        for layer in self._layers:
-            self._sum_layer(layer)
+        for shared in self._shared:
+            self._sum(shared)
 
-    def _sum_layer(self, layer: _Layer) -> None:
-        """Replace the gradients of a layer by their sums over the copies of the model."""
-        if not layer.weights:
-            return
-        mine = torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in layer.weights])
-        others = [rank for rank in layer.ranks if rank != self._comms.rank]
-        leaving = [self._comms.isend_tensor(mine, other, layer.tag) for other in others]
-        coming = {rank: self._comms.irecv_tensor(mine.shape, rank, layer.tag, mine.dtype) for rank in others}
-        every = [mine if rank == self._comms.rank else coming[rank].wait() for rank in layer.ranks]
-        total = functools.reduce(torch.add, every)
-        for sent in leaving:
-            sent.wait()
-        parts = total.split([weight.numel() for weight in layer.weights])
-        for weight, part in zip(layer.weights, parts, strict=True):
-            weight.grad = (
-                part.view_as(weight).clone() if weight.grad is None else weight.grad.copy_(part.view_as(weight))
-            )
-
-    def _sum(self, copies: list[_Copy]) -> None:
-        weights = {copy.tag: copy.weight for copy in copies if copy.weight is not None}
-        gradients = {tag: torch.zeros_like(w) if w.grad is None else w.grad for tag, w in weights.items()}
-        example = next(iter(gradients.values()))
-        others = sorted({copy.rank for copy in copies} - {self._comms.rank})
+    def _sum(self, shared: _Shared) -> None:
+        mine = {}
+        for copy, weights in enumerate(shared.weights):
+            parts = [(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in weights]
+            if parts:
+                mine[copy] = torch.cat(parts) if len(parts) > 1 else parts[0]
+        example = next(iter(mine.values()))
+        others = sorted({*shared.ranks} - {self._comms.rank})
         coming, leaving = {}, []
-        for rank, tag, weight in copies:  # one order on all ranks: over NCCL a link's first transfer waits for its peer
-            if weight is not None:
-                leaving += [self._comms.isend_tensor(gradients[tag], other, tag) for other in others]
+        # one order on all ranks: over NCCL a link's first transfer waits for its peer
+        for copy, (rank, tag) in enumerate(zip(shared.ranks, shared.tags, strict=True)):
+            if copy in mine:
+                leaving += [self._comms.isend_tensor(mine[copy], other, tag) for other in others]
             else:
-                coming[tag] = self._comms.irecv_tensor(example.shape, rank, tag, example.dtype)
-        every = [gradients[copy.tag] if copy.tag in weights else coming[copy.tag].wait() for copy in copies]
-        total = functools.reduce(torch.add, every)
+                coming[copy] = self._comms.irecv_tensor(example.shape, rank, tag, example.dtype)
+        total = functools.reduce(
+            torch.add, [mine[copy] if copy in mine else coming[copy].wait() for copy in range(len(shared.ranks))]
+        )
         for sent in leaving:
             sent.wait()
-        for tag, parameter in weights.items():
-            parameter.grad = gradients[tag].copy_(total)
+        for weights in filter(None, shared.weights):
+            for weight, part in zip(weights, total.split([weight.numel() for weight in weights]), strict=True):
+                part = part.view_as(weight)
+                weight.grad = part.clone() if weight.grad is None else weight.grad.copy_(part)
