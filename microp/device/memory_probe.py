@@ -9,8 +9,8 @@
                    └────┬──────┬───────┬──────┬───
                         F  activation  B  pending  W
 
-Each layer is measured at two numbers of rows, because its memory is a linear function of them. A large model is
-measured with fewer rows.
+Each layer is measured at two numbers of rows, because its memory is a linear function of them, but for the small
+products of W: which of them are added in one call depends on the rows. A large model is measured with fewer rows.
 With slices of the sequence the units of a microbatch are measured one by one: a later one holds more keys and values.
 """
 
@@ -21,7 +21,7 @@ from math import ceil, prod
 import torch
 
 from microp.device.meters import MemoryMeter
-from microp.model import Batch, Model, Sliced, Stage, build_model
+from microp.model import SMALL, Batch, Model, Sliced, Stage, adds_in_product, build_model
 from microp.settings import AS_WRITTEN, NEVER, Computing, ModelSettings
 from microp.simulator import MOST_ROWS, NOTHING, LayerBytes, LayerMemory, Size
 
@@ -74,8 +74,10 @@ class _Probe:
         parameters = list(self._layer.parameters())
         self._weights = sum(p.nbytes for p in parameters if p.requires_grad)
         self._frozen = sum(p.nbytes for p in parameters) - self._weights
-        places = prod(self._settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
-        self._work = sum(p.numel() for p in parameters) * places
+        linears = [module for module in self._layer.modules() if isinstance(module, torch.nn.Linear)]
+        self._linear_weights = [p for linear in linears for p in linear.parameters() if p.requires_grad]
+        self._places = prod(self._settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
+        self._work = sum(p.numel() for p in parameters) * self._places
 
     def measure(self, rows: float) -> LayerMemory:
         """Return the layer's memory, linear between two numbers of rows, the larger of them `rows` if it is small."""
@@ -85,7 +87,8 @@ class _Probe:
         for less, much in zip(self._send(fewer), self._send(more), strict=True):
             slopes = [(low, (high - low) / (more - fewer)) for low, high in zip(less, much, strict=True)]
             sizes = [Size(low - slope * fewer, slope) for low, slope in slopes]
-            slices.append(LayerMemory._make([self._weights, *sizes[1:], (), 0]))
+            memory = LayerMemory._make([self._weights, *sizes[1:], (), 0])
+            slices.append(memory._replace(products=Size(much.products)))
         masks = [part.past.mask for part in self._layer.modules() if isinstance(part, Sliced) and self._slices > 1]
         common = max((mask.nbytes for mask in masks if mask is not None), default=0)
         return slices[0]._replace(later=tuple(slices[1:]), common=common)
@@ -101,6 +104,7 @@ class _Probe:
         )
         weights = [1 / (3 * count)] * 3 * count
         subject.load(Batch(0, inputs if self._first else None, targets if self._loss else None, weights))
+        small = self._small_products(rows) if split else 0
         meter = MemoryMeter(subject.tensors())
         found: dict[int, LayerBytes] = {}
         with meter:
@@ -121,11 +125,13 @@ class _Probe:
                     if split:
                         subject.weight_gradient(unit, None)
                     in_weight, pending = meter.peak_bytes - with_pending, with_pending - meter.bytes if split else 0
+                    products = min(in_weight, small)
                     found[unit - first] = own._replace(
                         pending=pending,
                         returned=left - pending,
                         in_backward=in_backward,
-                        in_weight=in_weight,
+                        in_weight=in_weight - products,
+                        products=products,
                     )
             undivided = self._send_undivided(subject, meter, rows)
         subject.layers.zero_grad()
@@ -142,6 +148,14 @@ class _Probe:
             )
             for at, (forward, past, full) in enumerate(undivided)
         ]
+
+    def _small_products(self, rows: int) -> int:
+        """Return the bytes of the Linears' small products that W adds in one call, apart from the product."""
+        rows, threads = rows * self._places, torch.get_num_threads()
+        small = [p for p in self._linear_weights if p.nbytes <= SMALL]
+        if self._computing.dtype is None:
+            small = [p for p in small if p.dim() < 2 or not adds_in_product(rows, *p.shape, p.dtype, p.device, threads)]
+        return sum(p.nbytes for p in small)
 
     def _send_undivided(self, subject: Stage, meter: MemoryMeter, rows: int) -> list[tuple[int, int, int]]:
         """Run forwards that keep nothing, and a microbatch whose backward is not divided.

@@ -16,3 +16,4 @@ from microp.model.own import Layers, build_model, code_of
 from microp.model.randomness import Dropout, generator_states, random_parts, seeded
 from microp.model.slices import Sliced
 from microp.model.stage import Batch, Stage
+from microp.model.weight_gradients import SMALL, adds_in_product

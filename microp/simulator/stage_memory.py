@@ -55,9 +55,10 @@ class LayerMemory(NamedTuple):
         shared: the part of `activation` that the next layer keeps too: its input.
         pending: kept by B for W, if the backward is divided.
         in_backward: needed while B runs, in addition to `activation`: also the gradient of the layer's output.
-        in_weight: needed while W runs, in addition to `pending`.
+        in_weight: needed while W runs, in addition to `pending` and `products`.
         in_forward: needed while F runs that keeps nothing, in addition to the tensor that enters.
         in_full: as `in_backward`, while an undivided B runs; measured where the schedule divides others.
+        products: made by W and held until the W of the whole stage ends: small gradients, which are added in one call.
         frozen: the bytes of its weights that are not trained.
         past: kept by F for the later slices and for B even if all else is recomputed: keys and values.
         returned: what a slice's B changes of the gradients that wait for the B of the slices before it.
@@ -72,6 +73,7 @@ class LayerMemory(NamedTuple):
     pending: Size = Size()
     in_backward: Size = Size()
     in_weight: Size = Size()
+    products: Size = Size()
     in_forward: Size = Size()
     in_full: Size = Size()
     frozen: Size = Size()
@@ -95,6 +97,7 @@ class LayerBytes(NamedTuple):
     pending: float
     in_backward: float
     in_weight: float
+    products: float
     in_forward: float
     in_full: float
     frozen: float
@@ -208,8 +211,8 @@ def _in_weight(layers: Sequence[LayerBytes], is_first: bool = False) -> float:
     peak = made = 0.0
     for layer in reversed(layers):
         peak = max(peak, layer.in_weight + made)
-        made += layer.weights if is_first else 0
-    return peak
+        made += layer.weights - layer.products if is_first else 0
+    return sum(layer.products for layer in layers) + peak
 
 
 def _in_forward(segments: Sequence[Sequence[LayerBytes]]) -> float:

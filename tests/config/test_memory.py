@@ -93,6 +93,7 @@ def test_a_price_needs_no_torch_once_the_memory_is_known(tmp_path):
 @pytest.mark.parametrize("rows", [1, 4 / 3, 11.5])
 @pytest.mark.parametrize("model", [mlp(), replace(mlp(), dim=8), gpt()], ids=str)
 def test_no_size_is_negative_at_the_rows_asked_for(model, rows):
+    """Which small products are held depends on the rows, so that two measurements do not lie on one line."""
     layers = probe_layers(model, rows, True)
     assert min(min(layer.at(rows)) for layer in layers) >= 0
     assert all(stage_bytes([layer], rows, NEVER).in_weight >= 0 for layer in layers)

@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from microp.device import ActivationMeter
 from microp.model import Batch, Stage, build_model
 from microp.model.split_backward import Deferred, SplitBackward
+from microp.model.weight_gradients import SMALL
 
 ONE = torch.ones(())
 
@@ -110,8 +111,9 @@ def test_what_was_found_for_one_w_is_not_used_for_one_that_differs(change):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 200, 300])
-@pytest.mark.parametrize("dim", [24, 200])
+@pytest.mark.parametrize("dim", [24, 200], ids=["small products", "large products"])
 def test_products_are_added_with_the_bits_of_autograd(dim, rows):
+    assert (4 * dim * dim > SMALL) == (dim == 200)
     layers = [nn.Sequential(nn.Linear(dim, dim), nn.ReLU()), nn.Linear(dim, dim + 8)]
     found = []
     for split in ((), range(3)):

@@ -98,6 +98,13 @@ def test_a_tensor_that_two_layers_keep_counts_once():
     assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
 
 
+def test_small_gradients_wait_for_the_end_of_a_stage_s_w():
+    small = LAYER._replace(in_weight=Size(2, 1), products=Size(5))
+    large = LAYER._replace(in_weight=Size(50, 1))
+    assert stage_bytes([small] * 3, 2, NEVER).in_weight == 3 * 5 + 2 + 2
+    assert stage_bytes([small, large], 2, NEVER).in_weight == 5 + 50 + 2
+
+
 def test_recomputed_segments_keep_their_inputs():
     memory, segment = stage_bytes([LAYER] * 4, 2, Checkpointing("segments", 2, False)), 2 * (30 + 20)
     assert memory.kept == 2 * 2 * 10
@@ -106,10 +113,10 @@ def test_recomputed_segments_keep_their_inputs():
 
 def test_what_some_backwards_of_a_stage_need_in_addition():
     """Two layers that keep 6 each, of which they share 2; a backward needs 9 more, and the last layer's frees 4."""
-    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9), in_weight=Size(6))] * 2
+    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9), in_weight=Size(6), products=Size(1))] * 2
     alone = stage_bytes(layers, 1, NEVER)
     assert alone.in_backward == 9  # then 9 - 4
-    assert (alone.own_send, alone.first_backward, alone.first_weight) == (0, 1, 5)
+    assert (alone.own_send, alone.first_backward, alone.first_weight) == (0, 1, 4)
     sending = stage_bytes([layers[0], layers[1]._replace(shared=Size(6))], 1, NEVER, 6, Holds(messages=True))
     assert (sending.own_send, sending.first_backward) == (2, 5 - 4 + 6)  # 9 - 4 + 6, then the weights' 5
 
