@@ -121,7 +121,7 @@ def judged(row: dict[str, Any]) -> str:
 
 def scatter(axis: Axes, table: pd.DataFrame, name: str) -> None:
     """Draw a forecast over the measured time, both in ms, a look per model and device."""
-    table = table.assign(hollow=table["measured.wide"] | table["disturbed"])
+    table = table.assign(hollow=table["measured.wide"] | table.get("disturbed", False))
     for group, look in looks.looks(sorted(table["group"].unique())).items():
         plot.scatter(axis, table[table["group"] == group], "measured", name, "hollow", look, str(group))
     times = [*table["measured"], *table[name]]
