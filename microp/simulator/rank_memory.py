@@ -38,6 +38,7 @@ COMING_INPUT, COMING_GRADIENT, SENT_OUTPUT, SENT_GRADIENT, OWN_SEND, FIRST_BACKW
     9, len(FIELDS) - 1
 )
 RETURNED = FIELDS.index("returned")
+SUMMED = 3  # tensors of a layer's gradients while they are summed over copies: as one, the other copy's, the sum
 _IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, IN_WEIGHT, OWN_SEND, FIRST_BACKWARD, FIRST_WEIGHT]
 
 
@@ -101,6 +102,8 @@ class Ranks:
         for rank, counts in enumerate(self.counts):
             stages = list(self._schedule.stages_of(rank))
             held = float((counts * table[stages]).sum(axis=(1, 2)).max())
+            if self._schedule.copies > 1:
+                held = max(held, sum(self._at_sums(sizes, stages)))
             peaks.append(held + sum(state[stage] for stage in stages) + self.batch[rank] + self._common(sizes, stages))
         return peaks
 
@@ -113,6 +116,12 @@ class Ranks:
         counts, sums = (
             each[worst].sum(axis=0).reshape(-1, len(FIELDS)).sum(axis=0) for each in (self.counts[rank], held)
         )
+        gradients, summed = self._at_sums(sizes, stages) if self._schedule.copies > 1 else (0.0, 0.0)
+        if gradients + summed > held[worst].sum():  # the peak comes after the last action
+            counts, sums = np.zeros(len(FIELDS)), np.zeros(len(FIELDS))
+            sums[GRADIENTS] = gradients
+        else:
+            summed = 0.0
         ends = list(accumulate(sizes))
         layers = [layer for stage in stages for layer in self._layers[ends[stage] - sizes[stage] : ends[stage]]]
         weights = sum(layer.weights for layer in layers)
@@ -128,8 +137,15 @@ class Ranks:
             Part("in a forward", sums[IN_FORWARD]),
             Part("places for received tensors", sums[COMING_INPUT] + sums[COMING_GRADIENT]),
             Part("sent tensors that are kept", sums[SENT_OUTPUT] + sums[SENT_GRADIENT]),
+            *([Part("the sum of a layer's copies", summed)] if summed else []),
             Part("the batch", self.batch[rank]),
         ]
+
+    def _at_sums(self, sizes: Sequence[int], stages: Sequence[int]) -> tuple[float, float]:
+        """Return a rank's gradients, and what the sum of a layer's over two copies of the model needs beside them."""
+        ends = list(accumulate(sizes))
+        weights = [layer.weights for at in stages for layer in self._layers[ends[at] - sizes[at] : ends[at]]]
+        return sum(weights), SUMMED * max(weights)
 
     def _state_and_bytes(self, sizes: Sequence[int]) -> tuple[list[float], Floats]:
         """Return each stage's state, and its bytes by (stage, field)."""

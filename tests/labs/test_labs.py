@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 from user import torchrun
 
-from microp import labs
-from microp.labs import LABS, ddp, gpipe, manual_replicas, manual_split, memory_wall, monolith, naive, one_f_one_b
+from microp.labs import (
+    LABS,
+    ddp,
+    gpipe,
+    manual_replicas,
+    manual_split,
+    memory_wall,
+    monolith,
+    naive,
+    one_f_one_b,
+    train_text,
+)
 from microp.labs import __main__ as command
 
 FOLDER = Path(__file__).parents[2] / "microp" / "labs"
@@ -165,7 +175,7 @@ def test_hooks_fire_from_the_last_layer_to_the_first(capsys):
 
 
 def test_a_gpt_learns_in_the_pipeline_as_in_one_process(tmp_path, capsys):
-    assert labs.train_text.main(["steps=12", "--folder", str(tmp_path)]) == 0
+    assert train_text.main(["steps=12", "--folder", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.partition("before training:")[0].splitlines())) <= 80
     assert "12 of 12 losses are the same bit for bit" in " ".join(text.split())
@@ -176,5 +186,5 @@ def test_a_gpt_learns_in_the_pipeline_as_in_one_process(tmp_path, capsys):
     assert before.count("\\x") > 1.5 * after.count("\\x")  # most bytes of an untrained model are no text
     assert (tmp_path / "loss.svg").stat().st_size < (tmp_path / "loss.png").stat().st_size > 5000
     with pytest.raises(SystemExit) as end:
-        labs.train_text.main(["--steps", "0"])
+        train_text.main(["--steps", "0"])
     assert end.value.code == 2
