@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from user import torchrun
 
+from microp import labs
 from microp.labs import (
     LABS,
     ddp,
