@@ -219,7 +219,7 @@ def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_
             said = re.sub(r"^no profile of .*?\bmakes\s+one\n", "", done.stderr, flags=re.DOTALL | re.MULTILINE)
             return done.returncode, done.stdout, said.splitlines()
 
-        mounts.run("mount -t tmpfs -o size=300k none full; mount -t tmpfs none /dev/shm")
+        mounts.run("mount -t tmpfs -o size=400k none full; mount -t tmpfs none /dev/shm")
         first = run("-m", "steps=3,500,4")
         mounts.run("cp -r full kept; mount -o remount,size=50m full")
         again = run("-m", "steps=3,500,4")
