@@ -35,7 +35,7 @@ from microp.planner import NoRoomError, Task
 from microp.records import RecordError, changed_since, read_env, snapshots
 from microp.schedule import Action, Partition, Schedule, builders, of_sizes, spread, to_text, uniform, validate
 from microp.settings import EmulatedSettings, OwnSettings, broken_rules
-from microp.simulator import check_pairs, closed_forms, nominal_costs, nominal_optimizer
+from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def make_job(config: Config) -> Job:
             if not problems:
                 config = replace(config, device=times_of(config, schedule, sizes))
             if isinstance(config.device, EmulatedSettings) and not config.device.problems():
-                check_pairs(schedule, nominal_costs(config.device, workload_of(config, schedule, sizes), rows=1))
+                nominal_costs(config.device, workload_of(config, schedule, sizes), rows=1)
                 nominal_optimizer(config.device, sizes * schedule.copies)
     except ValueError as error:
         problems.append(str(error))

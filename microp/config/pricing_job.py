@@ -22,7 +22,7 @@ from microp.config.schema import SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
 from microp.settings import EmulatedSettings, EstimateSettings, broken_rules, quoted
-from microp.simulator import LINK_MODELS, PER_STAGE, Costs, check_pairs, for_stages, nominal_costs, unit_shares
+from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs, unit_shares
 
 UNITS = ("per_microbatch", "per_slice")
 LARGEST = 1e15  # a cost: sums of more would not be exact
@@ -75,7 +75,6 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
     if weighed := _weighs_layers(config):
         notes = notes or ("layers are weighed by their FLOPs and bytes, because no times of them are known",)
     costs = _costs(config, schedule, workload, weighed)
-    check_pairs(schedule, costs)
     if isinstance(config.device, EstimateSettings) and not _are_by_hand(config):
         notes = (*notes, f"times are {prices_of(config).source}")
     if (config.device.is_emulated or chosen.by_costs) and (profile := used_profile(config)) is not None:

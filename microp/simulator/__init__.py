@@ -26,7 +26,6 @@ from microp.simulator.costs import (
     PER_STAGE,
     Costs,
     LayerTimes,
-    check_pairs,
     costs_of,
     even_shares,
     for_stages,

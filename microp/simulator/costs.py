@@ -45,7 +45,7 @@ class Costs:
         weight: W, the weight gradient of one microbatch. A B, the full backward, takes both.
         full: a full backward on a stage that also has divided ones, if it does not take
             `backward` + `weight`: dividing a backward costs time.
-        pair: a pair whose forward is the stage's, from the longer of its two actions to their sum; empty: a pair is
+        pair: a pair of the stage's forward and backward, from the longer of the two to their sum; empty: a pair is
             its forward and then its backward, each with its own inputs and outputs.
         latency: the part of a hop that does not depend on the tensor's size: one value, or one per
             stage, for the hop between it and the stage before it.
@@ -119,16 +119,12 @@ class Costs:
     def halves(self, forward: Action, backward: Action) -> tuple[Any, Any]:
         """Return the two parts of the time of a pair, in the proportion of the times of its actions.
 
-        Raises:
-            ValueError: it is shorter than the longer of the two, or longer than their sum.
+        A pair of two stages takes the mean of theirs, and a recomputation besides. It is never shorter than the longer
+        of its actions, nor longer than both.
         """
-        first, second, more = self.of(forward), self.of(backward), self.recomputation(backward)
-        both = self.pair[forward.stage] + more
-        if not max(first, second) <= both <= first + second:
-            raise ValueError(
-                f"the pair ({forward};{backward}) takes {both - more:g}: give costs.pair, or device.pair_ms, from "
-                f"{max(first, second) - more:g}, the longer of the two, to {first + second - more:g}, their sum"
-            )
+        first, second = self.of(forward), self.of(backward)
+        mean = ratio(self.pair[forward.stage] + self.pair[backward.stage], 2)
+        both = min(max(mean + self.recomputation(backward), first, second), first + second)
         part = ratio(both * first, first + second) if both else 0
         return part, both - part
 
@@ -171,7 +167,7 @@ def for_stages(stages: int, **given: Any) -> Costs:
             value = known[name]
             known[name] = tuple(value) if isinstance(value, Sequence) else (value,) * stages
     _check_stages(stages, **{name: known[name] for name in PER_STAGE if name in known})
-    return Costs(**known)
+    return check_pairs(Costs(**known))
 
 
 def even_shares(schedule: Schedule) -> tuple[Any, ...]:
@@ -214,10 +210,16 @@ def unit_shares(
     }
 
 
-def check_pairs(schedule: Schedule, costs: Costs) -> None:
-    """Raise ValueError unless the costs have a time for each of the schedule's pairs that it can take, or for none."""
-    for forward, backward in schedule.partners.items() if costs.pair else ():
-        costs.halves(forward, backward)
+def check_pairs(costs: Costs) -> Costs:
+    """Return the costs. Raises ValueError if a pair is shorter than the longer of its actions, or longer than both."""
+    for stage, pair in enumerate(costs.pair):
+        forward, backward = costs.forward[stage], costs.full_backward(stage)
+        if not max(forward, backward) <= pair <= forward + backward:
+            raise ValueError(
+                f"a pair of stage {stage} takes {pair:g}: give costs.pair, or device.pair_ms, so that it takes from "
+                f"{max(forward, backward):g}, its longer action, to {forward + backward:g}, both"
+            )
+    return costs
 
 
 class LayerTimes(NamedTuple):

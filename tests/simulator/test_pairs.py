@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from microp.schedule import Schedule, from_text, validate
+from microp.schedule import Action, Op, Schedule, from_text, validate
 from microp.schedule.builders import dualpipe, dualpipe_v, interleaved
-from microp.simulator import LINK_MODELS, Costs, calibrate, critical_path, replay, simulate
+from microp.simulator import LINK_MODELS, Costs, calibrate, critical_path, for_stages, replay, simulate
 from microp.trace import makespan
 
 PAIRED = [
@@ -87,11 +87,19 @@ def test_without_a_time_of_its_own_a_pair_is_its_two_actions() -> None:
         assert list(simulate(schedule, costs)) == list(simulate(schedule.apart, costs))
 
 
-@pytest.mark.parametrize(("pair", "words"), [(4, "takes 4: .* from 5,"), (11, "to 10, their sum")])
+@pytest.mark.parametrize(("pair", "words"), [(4, "takes 4: .* from 5,"), (11, "to 10, both")])
 def test_a_time_that_a_pair_cannot_take_is_refused(pair: int, words: str) -> None:
-    costs = Costs((5,) * 8, (5,) * 8, pair=(pair,) * 8)
     with pytest.raises(ValueError, match=words):
-        simulate(PAIRED[2], costs)
+        for_stages(8, forward=5, backward=5, pair=pair)
+
+
+@pytest.mark.parametrize(("pair", "takes"), [((8, 14), 11), ((6, 30), 12), ((4, 4), 10), ((6, 14), 10)])
+def test_a_pair_of_two_stages_takes_their_mean_within_its_bounds(pair: tuple[int, int], takes: int) -> None:
+    """A forward of 2 and a backward of 10."""
+    costs = Costs((2, 5), (4, 10), pair=pair)
+    parts = costs.halves(Action(Op.F, 0, 1), Action(Op.B, 1, 0))
+    assert sum(parts) == takes
+    assert parts[0] * 5 == parts[1]
 
 
 def test_what_has_no_time_of_a_pair_is_refused() -> None:
