@@ -126,7 +126,7 @@ def _named(schedule: Schedule) -> Schedule:
         for own in ({}, {"drain": Drain.lifo}) if name in ("gpipe", "breadth_first") else ({},):
             try:
                 if (built := build(len(schedule.ranks), schedule.chunks, **looped, **own)).ranks == schedule.ranks:
-                    return replace(built, ranks=schedule.ranks)
+                    return replace(built.apart, ranks=schedule.ranks)  # other engines run F, then B
             except ValueError:  # it is not for these ranks and chunks
                 continue
     return schedule

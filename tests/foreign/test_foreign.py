@@ -25,8 +25,8 @@ from microp.foreign import (
 )
 from microp.profiling import to_plain
 from microp.records import check_attempt
-from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
-from microp.simulator import calibrate_steps, for_stages, simulate
+from microp.schedule.builders import dualpipe_v, gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+from microp.simulator import calibrate_steps, for_stages, replay_steps, simulate
 from microp.trace import bubble_fraction, makespan, perfetto
 
 FILES = ("rank0.json", "rank1.json")
@@ -221,6 +221,16 @@ def test_waits_in_ranges_that_have_no_receive_are_told(tmp_path):
     aligned, notes = read(*as_chrome(tmp_path, early))
     assert "begin before their input was made" in notes[0]
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=0.06)  # hops are left in them
+
+
+def test_what_another_engine_runs_has_no_pairs(tmp_path):
+    """It runs F, then B; taken for a pair, the step would be another one."""
+    spans = spans_of(dualpipe_v(3, 8), weight=2)
+    aligned, rows, _ = traced(tmp_path, dualpipe_v(3, 8), weight=2)
+    assert (aligned.schedule.name, aligned.schedule.pairs) == ("dualpipe_v", frozenset())
+    assert makespan(replay_steps(aligned.schedule, rows, aligned.middle)) * 1e6 == pytest.approx(
+        makespan(spans), rel=1e-6
+    )
 
 
 def test_an_order_of_ones_own_is_kept(tmp_path):
