@@ -55,8 +55,8 @@ def store_run(
 ) -> str:
     """Write one attempt and return its run's id.
 
-    `spread` is the p10 and p90 of its steps, relative to their median; it started so many minutes after noon; `env` and
-    `summary` are what differs from ENV and a usual summary, which a `running` one has not.
+    `spread` has the p10 and p90 of its steps, relative to their median, and `minute` the minutes after noon at which it
+    started. `env` and `summary` have what differs from ENV and from a usual summary. A `running` one has no summary.
     """
     asked, job = _asked(overrides)
     attempt = new_attempt(outputs / "runs", job.run_id)
