@@ -27,7 +27,7 @@ from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import is_numeric, say, varying
 from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, not_ranked, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
-from microp.results import Store, finished_runs, records, unscaled, worst_rank_mib
+from microp.results import Store, finished_runs, is_missing, records, unscaled, worst_rank_mib
 from microp.system import run_command
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
@@ -59,7 +59,10 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
     axes = assign(rows)
     keys = [*axes.lines, *filter(None, [axes.column, axes.x])]
     alone = rows["schedule"].iloc[0] if rows["schedule"].nunique() == 1 else "measured"
-    rows["line"] = [", ".join(say(key, row[key]) for key in axes.lines) or alone for _, row in rows.iterrows()]
+    rows["line"] = [
+        ", ".join(say(key, row[key]) for key in axes.lines if not is_missing(row[key])) or alone
+        for _, row in rows.iterrows()
+    ]
     rows["column"] = [say(axes.column, value) for value in rows[axes.column]] if axes.column else ""
     rows["x"] = rows[axes.x] if axes.x else ""
     points = ["column", "line", "x"]
@@ -101,7 +104,7 @@ def answer(
 
     `rows` has one row per run and the column `activation_mib`; `keys` name a point, `named` says a key's value.
     """
-    names = [", ".join(named(key, row[key]) for key in keys) for row in records(rows)]
+    names = [", ".join(named(key, row[key]) for key in keys if not is_missing(row[key])) for row in records(rows)]
     rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
     same = rows["batch_size"].nunique() == 1
     value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")

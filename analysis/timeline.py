@@ -144,7 +144,8 @@ def _together(runs: Sequence[_Run], columns: int) -> _Drawing:
     sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}
     schedules = {name: run.step.schedule for name, run in zip(names, runs, strict=True)}
     file = f"timelines-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:8]}"
-    noisy = ", ".join(name for name, run in zip(names, runs, strict=True) if run.is_disturbed)
+    disturbed = [name for name, run in zip(names, runs, strict=True) if run.is_disturbed]
+    noisy = "all" if len(disturbed) == len(runs) else ", ".join(disturbed)
     title = f"{len(runs)} runs on one time axis, the last measured step of each{noisy and f'; disturbed: {noisy}'}"
     return _Drawing(title, file, names, panels, sums, schedules, timeline(panels, columns, sums=sums))
 

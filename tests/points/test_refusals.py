@@ -228,7 +228,7 @@ def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_
 
     code, out, errors = first
     assert code == 1
-    assert out.startswith("finished: ")
+    assert out.startswith("finished: "), errors
     assert errors[-1].startswith("error: the sweep stops: ")
     assert f"no room in {tmp_path / 'full'} for full/runs/gpipe-m2-k2-" in errors[-1]
     assert " B free): free some, or choose another output_dir; the same command then goes on" in errors[-1]
