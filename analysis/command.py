@@ -84,6 +84,11 @@ def command_parser(module: str, about: str | None, takes_outputs: bool = False) 
 def add_choices(parser: CommandParser) -> None:
     """Let a command take `--schedule`, which runs are drawn, and `--columns`, how wide."""
     parser.add_argument("--schedule", type=_names, default=(), help="only runs of these, as gpipe,1f1b")
+    add_columns(parser)
+
+
+def add_columns(parser: CommandParser) -> None:
+    """Let a command take `--columns`, how wide its figures are."""
     wide = "the width of figures in columns of a paper (default: 2)"
     parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
 
