@@ -82,8 +82,8 @@ def answer(store: Store) -> str:
         return ""
     rows = pd.concat([part.rows for part in first.values()])
     memories = [text for part in sorted(every, key=lambda part: part.fixed) if (text := _memories(part))]
-    points = [recorded_point(row) for row in store.rows if row["run_id"] in set(runs["run_id"])]
-    alone = list(one_process(points))
+    used = set(runs["run_id"])
+    alone = one_process([recorded_point(row) for row in store.rows if row["run_id"] in used])
     return sentences([*told, *memories[-1:], *alone, closing(rows, ["device", "ranks", *POINT])])
 
 

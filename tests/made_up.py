@@ -19,10 +19,11 @@ class Made:
     """A store of given rows."""
 
     def __init__(self, rows: list[dict[str, Any]] | pd.DataFrame) -> None:
-        self.rows = pd.DataFrame(rows)
+        self.frame = pd.DataFrame(rows)
+        self.rows: list[dict[str, Any]] = []
 
     def runs(self, name: str | None = None) -> pd.DataFrame:
-        return self.rows.copy()
+        return self.frame.copy()
 
     def missing(self, name: str) -> list[str]:
         return []

@@ -122,7 +122,8 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
     same. Where either was disturbed, a small difference is none.
     """
     here = {row.folder for row in rows}
-    recorded = [row for run in rows[0].folder.parents[1].glob("*-m1-k1-*") for row in read_runs(run)[0]]
+    folders = {row.folder.parents[1] for row in rows}
+    recorded = [row for runs in folders for run in runs.glob("*-m1-k1-*") for row in read_runs(run)[0]]
     known = {row.folder: row for row in (*rows, *map(recorded_point, recorded))}.values()
     for runs in _alike((row for row in known if row.summary["status"] == "finished"), _HOW):
         launches = [(_median_ms(own), own[0]) for own in _alike(runs, (*_LENGTH, *NOT_ASKED))]

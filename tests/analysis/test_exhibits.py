@@ -46,7 +46,7 @@ def test_the_table_has_fractions_and_the_fit_finds_the_depth(tmp_path):
     assert (fractions[4], fractions[32]) == ("3/7", "3/35")
     [line] = drawn_m(store)["m-sensitivity-depth"].table.to_dict("records")
     assert (line["a"], line["b"], line["depth"], line["formula"]) == pytest.approx((45, 15, 4, 4))
-    few = drawn_m(Made(store.rows[store.rows["chunks"].isin((1, 4, 16))]))["m-sensitivity-depth"]
+    few = drawn_m(Made(store.frame[store.frame["chunks"].isin((1, 4, 16))]))["m-sensitivity-depth"]
     assert [label.get_text() for label in few.figure.axes[0].get_xticklabels()] == ["1", "4", "16"]
     assert few.title == "Step time against M"
     assert "No line is fitted" in few.caption
@@ -54,7 +54,7 @@ def test_the_table_has_fractions_and_the_fit_finds_the_depth(tmp_path):
 
 def test_the_monolith_is_the_run_of_the_same_work(tmp_path):
     """K = 4 stages of 15 ms, M rows: the monolith needs 60 M ms, and the pipeline 15 (M + 3)."""
-    pipeline = made_up(tmp_path).rows
+    pipeline = made_up(tmp_path).frame
     alone = [
         made(tmp_path, "naive", 1, 1, scale=4 * chunks, batch_size=chunks, partition=[4], **{LAUNCH: launch})
         for chunks in (4, 32)
@@ -77,7 +77,7 @@ def test_a_point_that_is_too_wide_is_drawn_hollow(tmp_path, slowest, wide):
 
 
 def test_a_disturbed_time_is_drawn_hollow_and_memory_is_not(tmp_path):
-    rows = made_up(tmp_path).rows.assign(disturbed=True).to_dict("records")
+    rows = made_up(tmp_path).frame.assign(disturbed=True).to_dict("records")
     found = by_stem(m_sensitivity.exhibits(Made(rows)))
     hollow = {
         stem: [line for axis in each.figure.axes for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
@@ -90,7 +90,7 @@ def test_a_disturbed_time_is_drawn_hollow_and_memory_is_not(tmp_path):
 
 
 def test_a_sweep_says_what_is_the_same_in_all_its_runs(tmp_path):
-    exhibit = sweep.exhibit(made_up(tmp_path).rows, "sweep", "Sweep")
+    exhibit = sweep.exhibit(made_up(tmp_path).frame, "sweep", "Sweep")
     assert exhibit.caption.startswith("6 points; varied: chunks; the same in all: gpipe, mlp, emulated, K = 4. ")
     assert [text.get_text() for text in exhibit.figure.legends[0].get_texts()] == ["gpipe"]
 

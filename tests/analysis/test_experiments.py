@@ -64,7 +64,7 @@ def test_the_penalty_is_the_one_simulated(checkpointed, tmp_path):
 
 def test_the_memory_law_counts_to_the_byte(checkpointed):
     """The mean segment is off where the last one has the head; the one counted off 1F1B is not."""
-    table = laws(checkpointed.rows, checkpoint_overhead.POINT)
+    table = laws(checkpointed.frame, checkpoint_overhead.POINT)
     assert len(table) == 24
     assert table["counted error"].abs().max() < 1e-12
     assert table[table["checkpointing"] != "segments"]["law error"].abs().max() < 1e-12

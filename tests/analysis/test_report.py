@@ -41,7 +41,9 @@ def test_a_row_has_summary_configuration_and_environment_and_missing_points_have
     command = "python -m microp.run -cn m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'"
     assert Store(outputs).missing("m_sensitivity") == [command]
     assert Store(outputs).missing("config") == []
-    assert Store(outputs).missing("never_run") == ["python -m microp.run -cn never_run"]
+    quick, whole = Store(outputs).missing("bidirectional")
+    assert quick == "python -m microp.run -cn bidirectional_quick  # 16 points, 1 minute on two cores."
+    assert whole == "python -m microp.run -cn bidirectional  # 96 points, 6 minutes on two cores."
 
 
 def test_a_point_that_was_planned_again_is_its_younger_run(tmp_path):
@@ -56,7 +58,8 @@ def test_every_file_of_the_report_is_written_and_told_without_torch_or_wandb(out
     stems = [f"m-sensitivity-{what}" for what in ("bubble", "memory")]
     stems += ["replayed-measured", "rank-time", "sweep-2026-01-02_config"]
     assert files >= {f"{stem}.{ending}" for stem in stems for ending in ("svg", "png", "csv")} | {"report.md"}
-    assert {str(outputs / "report" / name) for name in files} <= set(done.stdout.splitlines())
+    told = re.findall(r"^(\S+\.(?:svg(?= \.pdf \.png \.csv$)|md$|html$))", done.stdout, flags=re.MULTILINE)
+    assert {Path(path).stem for path in told} == {Path(name).stem for name in files}
     loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert {"pandas", "matplotlib", "analysis"} <= loaded
     assert not loaded & {"torch", "wandb", "hydra", "omegaconf"}
@@ -108,11 +111,12 @@ def test_what_was_not_run_is_one_list_of_commands(outputs, made):
     done, page = made
     text = (outputs / "report" / "report.md").read_text()
     commands = html.unescape(page[page.index('<details class="last" id="not-run">') :])
-    for name in ("hybrid", "engine_speed", "m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'"):
-        assert f"python -m microp.run -cn {name}\n" in text.partition("## Not run yet")[2]
-        assert f"python -m microp.run -cn {name}</pre>" in commands
+    hybrid, whole = "hybrid_quick  # 12 points, 1 minute on two cores.", "hybrid  # 72 points, 5 minutes on two cores."
+    for name in (hybrid, whole, "warmup_latency  # 24 ", "m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'\n"):
+        assert f"python -m microp.run -cn {name}" in text.partition("## Not run yet")[2]
+        assert f"python -m microp.run -cn {name}".strip() in commands
     assert '<h2 id="hybrid">' not in page
-    assert re.search(r"sweeps not started, \d+:\n  python -m microp.run -cn ", done.stdout)
+    assert re.search(r"sweeps not started, \d+ \(.*\):\n  python -m microp.run -cn ", done.stdout)
     assert "points not run yet, 1 (" in done.stdout
 
 
