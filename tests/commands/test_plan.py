@@ -104,11 +104,11 @@ def plan_of(*words: str) -> Plan:
 GPT = ["model=gpt", "model.layers=8", "model.dim=32", "model.context=16", "batch_size=16"]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_of_every_order_time_and_memory_are_those_that_the_run_of_its_command_predicts(ranks):
+@pytest.mark.parametrize(("ranks", "policy"), [(2, "except_last"), (4, "never")])
+def test_of_every_order_time_and_memory_are_those_that_the_run_of_its_command_predicts(ranks, policy):
     device = ["device=emulated", "device.forward_ms=1", "device.backward_ms=2", "device.pair_ms=2.5"]
-    words = [*GPT, *(device if ranks == 4 else [])]
-    plan, seen = plan_of(*words, f"ranks={ranks}", "chunks=8", "checkpointing=never,except_last"), set()
+    words, searched = [*GPT, *(device if ranks == 4 else [])], ["schedule.stages_per_rank=1,2", "chunks=8"]
+    plan, seen = plan_of(*words, f"ranks={ranks}", *searched, f"checkpointing={policy}"), set()
     for choice in plan.space.choices():
         if (priced := plan.pricer.price(choice)) is None:
             continue
