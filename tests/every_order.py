@@ -9,7 +9,7 @@
     a rank whose next action waits for a message stands still until that is sent
 
 The times are those of `Costs` and of its link model. Of two ways to the same actions the one that is later in every
-respect is left out, and of microbatches that are alike the first stage takes the lowest number first.
+respect is left out, and of microbatches that are alike stage 0 takes the lowest number first.
 """
 
 from __future__ import annotations
@@ -38,12 +38,22 @@ class Rows(NamedTuple):
 
 
 class Orders:
-    """All orders of a problem, in which a rank holds at most `cap` (stage, microbatch) pairs."""
+    """All orders of a problem, in which a rank holds at most `cap` (stage, unit) pairs."""
 
-    def __init__(self, placement: tuple[int, ...], chunks: int, costs: Costs, cap: int | None) -> None:
+    def __init__(
+        self,
+        placement: tuple[int, ...],
+        chunks: int,
+        costs: Costs,
+        cap: int | None,
+        slices: int = 1,
+        copies: int = 1,
+    ) -> None:
         self.placement, self.chunks, self.costs, self.cap = placement, chunks, costs, cap
+        self.slices, self.copies = slices, copies
         self.stages, self.ranks = len(placement), max(placement) + 1
-        pairs = [(stage, microbatch) for stage in range(self.stages) for microbatch in range(chunks)]
+        self.depth, units = self.stages // copies, chunks * slices // copies
+        pairs = [(stage, stage // self.depth * units + unit) for stage in range(self.stages) for unit in range(units)]
         self._takes = {
             (action, split): costs.of(_named(action, split))
             for action in (Action(op, *pair) for pair in pairs for op in (Op.F, Op.B, Op.W))
@@ -65,7 +75,8 @@ class Orders:
         return min(self._takes[b, False], self._takes[b, True] + self._takes[w, True])
 
     def _search(self, rows: Rows, limit: Any) -> Schedule | None:
-        late = any(left and free + left >= limit for free, left in zip(rows.free, rows.left, strict=True))
+        nothing = 1e-9  # of floats, whose sums are not exact
+        late = any(left > nothing and free + left >= limit for free, left in zip(rows.free, rows.left, strict=True))
         if late or rows.last >= limit:
             return None
         able = [(free, rank) for rank, free in enumerate(rows.free) if rows.waits[rank] is None]
@@ -91,7 +102,8 @@ class Orders:
                 yield b not in row or (row[b] and w not in row)
 
     def _schedule(self, rows: Rows) -> Schedule:
-        return Schedule("every", self.chunks, tuple(tuple(_named(*step) for step in row) for row in rows.steps))
+        ranks = tuple(tuple(_named(*step) for step in row) for row in rows.steps)
+        return Schedule("every", self.chunks, ranks, self.slices, self.copies)
 
     def _next(self, rows: Rows, rank: int) -> Iterator[Step]:
         """Yield what may be the next action of a rank's row."""
@@ -100,27 +112,37 @@ class Orders:
             f, b, w = (Action(op, stage, microbatch) for op in (Op.F, Op.B, Op.W))
             if f not in row:
                 has_room = self.cap is None or rows.held[rank] < self.cap
-                if has_room and self._is_first(row, f) and self._is_there(row, f, stage - 1):
+                before = microbatch % self.slices == 0 or f._replace(microbatch=microbatch - 1) in row
+                if has_room and before and self._is_first(row, f) and self._is_there(row, f, stage - 1):
                     yield f, False
             elif b not in row:
-                if self._is_there(row, b, stage + 1):
+                after = (microbatch + 1) % self.slices == 0 or b._replace(microbatch=microbatch + 1) in row
+                if after and self._is_there(row, b, stage + 1):
                     yield from ((b, True), (b, False))
             elif row[b] and w not in row:
                 yield w, True
 
     def _is_first(self, row: dict[Action, bool], forward: Action) -> bool:
         """Return whether no lower microbatch that is alike waits for its first forward."""
-        lower = range(forward.microbatch if forward.stage == 0 else 0)
+        slices, unit = self.slices, forward.microbatch
+        lower = range(unit % slices, unit, slices) if forward.stage == 0 else ()
         alike = (m for m in lower if self._kind(m) == self._kind(forward.microbatch))
         return all(forward._replace(microbatch=m) in row for m in alike)
 
-    def _kind(self, microbatch: int) -> bool:
-        return any(self.costs.recompute) and microbatch in self.costs.spared
+    def _kind(self, unit: int) -> list[Any]:
+        first, costs = unit - unit % self.slices, self.costs
+        units = range(first, first + self.slices)
+        spared = [any(costs.recompute) and each in costs.spared for each in units]
+        return [spared, *([values[each] for each in units] for values in (costs.shares, costs.sizes) if values)]
 
     def _is_there(self, row: dict[Action, bool], action: Action, stage: int) -> bool:
         """Return whether the tensor of another stage has been made, if that is on the same rank."""
-        here = 0 <= stage < self.stages and self.placement[stage] == self.placement[action.stage]
+        here = self._is_stage(action, stage) and self.placement[stage] == self.placement[action.stage]
         return not here or action._replace(stage=stage) in row
+
+    def _is_stage(self, action: Action, stage: int) -> bool:
+        """Return whether there is such a stage in an action's copy of the model."""
+        return stage // self.depth == action.stage // self.depth
 
     def _run(self, rows: Rows, rank: int, step: Step) -> Rows:
         """Run a rank's last action and what has waited for it; or let it wait for its message."""
@@ -132,13 +154,13 @@ class Orders:
         if source is not None:
             if source not in mail:
                 return rows._replace(waits=_with(rows.waits, rank, step))
-            hop = costs.hop(max(source.stage, action.stage))
+            hop = costs.hop(max(source.stage, action.stage), action.microbatch)
             start = max(start, transfer.receive((start, 0), (mail[source], 0), hop)[0])
             mail = {sender: there for sender, there in mail.items() if sender != source}
         end = free = start + takes
         if taker is not None:
             link = rank, self.placement[taker.stage]
-            hop = costs.hop(max(taker.stage, action.stage))
+            hop = costs.hop(max(taker.stage, action.stage), action.microbatch)
             (free, _), (there, _) = transfer.send((end, 0), (idle.get(link, 0), 0), hop)
             mail, idle = {**mail, action: there}, {**idle, link: there}
         free += costs.overhead[action.stage] if costs.overhead else 0
@@ -162,7 +184,7 @@ class Orders:
     def _peer(self, action: Action, by: int) -> Action | None:
         """Return the action of the next or the previous stage, if that is on another rank."""
         stage = action.stage + by
-        away = action.op is not Op.W and 0 <= stage < self.stages
+        away = action.op is not Op.W and self._is_stage(action, stage)
         return action._replace(stage=stage) if away and self.placement[stage] != self.placement[action.stage] else None
 
     def _is_known(self, rows: Rows) -> bool:

@@ -58,21 +58,15 @@ class OrderCallback(PointsCallback):
             raise ConfigError([*error.problems, *problems]) from error
         if problems:
             raise ConfigError(problems)
-        if (count := 3 * schedule.stages * schedule.chunks) > MOST:
+        if (count := 3 * schedule.depth * schedule.units) > MOST:
             raise ConfigError(
                 [f"the order has {count} actions, too many to search: use at most {MOST} (ranks, chunks)"]
             )
         placement = tuple(schedule.placement[stage] for stage in range(schedule.stages))
         costs = with_order(config, _divided(schedule)).costs
-        if costs.shares or schedule.copies > 1:
-            raise ConfigError(
-                [
-                    "an order is searched for microbatches that are alike, of one model: leave per_microbatch, "
-                    "per_slice, slices and schedules with copies out"
-                ]
-            )
+        memory = pairs(schedule.stages, config.activation_limit)
         try:
-            return Problem(placement, schedule.chunks, costs, pairs(schedule.stages, config.activation_limit))
+            return Problem(placement, schedule.chunks, costs, memory, schedule.slices, schedule.copies)
         except ValueError as error:
             raise ConfigError([f"activation_limit={config.activation_limit}: {error}"]) from error
 
@@ -158,9 +152,10 @@ def _command(config: OrderConfig, schedule: Schedule, path: Path) -> str:
     left_out = ["costs", "search", "schedule", "output", "hydra", "ranks", "chunks"]
     words = used_words(run, left_out)
     words += ["schedule=file", override("schedule.path", str(path)), f"ranks={config.ranks}", f"chunks={config.chunks}"]
-    words += [f"model.layers={schedule.stages}"] if config.model.layers < schedule.stages else []
+    words += [f"model.layers={schedule.depth}"] if config.model.layers < schedule.depth else []
     words += [f"batch_size={config.chunks}"] if config.batch_size < config.chunks else []
-    program = "microp.simulate" if isinstance(config.device, EstimateSettings) else "microp.run"
+    priced = isinstance(config.device, EstimateSettings) or config.model.slice_problems(schedule.slices)
+    program = "microp.simulate" if priced else "microp.run"
     return shlex.join(["python", "-m", program, *words])
 
 

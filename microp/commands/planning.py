@@ -36,6 +36,7 @@ from microp.config import (
     used_profile,
 )
 from microp.planner import (
+    KNOBS,
     ORDERS,
     POLICIES,
     Choice,
@@ -53,7 +54,8 @@ from microp.settings import EstimateSettings, broken_rules, quoted
 from microp.system import GIB, MIB, size_text
 from microp.terminal import console, plan_table
 
-SEARCHED = ("schedule", "chunks", "partition", "checkpointing", "replicas", "schedule.stages_per_rank")
+SEARCHED = ("schedule", "chunks", "partition", "checkpointing", "replicas", *(f"schedule.{key}" for key in KNOBS))
+SLICES = (2, 4)  # that are tried by themselves
 # Keys that the command of a plan does not repeat.
 OWN = ("ranks", "memory_gib", "search", "output_dir", "hydra", "device.memory_gib", "tracking")
 RANGE = r" *range\( *(\d{1,6})(?: *, *(\d{1,6}))?(?: *, *([1-9]\d{0,5}))? *\) *"  # as Hydra's: begin, end, step
@@ -92,7 +94,7 @@ def search_words(words: Sequence[str]) -> list[str]:
 def as_typed(problem: str) -> str:
     """Return a problem with its key as it is typed: `chunks=0 is ...` for `search.chunks=0 is ...`."""
     text = problem.removeprefix("search.")
-    return f"schedule.{text}" if text.startswith("stages_per_rank") else text
+    return f"schedule.{text}" if text.startswith(KNOBS) else text
 
 
 def make_plan(config: PlanConfig) -> Plan:
@@ -119,6 +121,7 @@ def make_plan(config: PlanConfig) -> Plan:
         for replicas in wanted.replicas
         if replicas > 0 and config.ranks % replicas
     ]
+    problems += [problem for each in wanted.slices or () if each > 0 for problem in config.model.slice_problems(each)]
     if config.device.speed is not None:
         problems.append("device.speed is not for a plan, whose pipelines can have any number of ranks: leave it out")
     if config.memory_gib is not None and config.device.memory_gib is not None:
@@ -133,40 +136,37 @@ def make_plan(config: PlanConfig) -> Plan:
     cap = memory_cap(config) if config.memory_gib is None else config.memory_gib * GIB
     most = min(config.batch_size, MOST_CHUNKS * config.ranks)
     chunks = wanted.chunks or [2**power for power in range(most.bit_length())]
-    space = Space(
-        wanted.schedule, chunks, wanted.checkpointing, wanted.partition, wanted.stages_per_rank, wanted.replicas
-    )
+    knobs = {"stages_per_rank": wanted.stages_per_rank, "slices": wanted.slices or SLICES}
+    space = Space(wanted.schedule, chunks, wanted.checkpointing, wanted.partition, knobs, wanted.replicas)
     count = sum(1 for _ in space.choices())
     if count > MOST:
         raise ConfigError([f"search has {count} choices: use at most {MOST}, with fewer values"])
-    pricer = Pricer(subject_of(config, config.batch_size / config.ranks, config.ranks))
-    try:
-        pricer.weigh_layers()
-    except ValueError as error:
-        raise ConfigError([f"{error}: use profile=FILE"]) from error
+    pricer = Pricer(subject_of(config, config.ranks))
     _check_stages(config, pricer, space)
     return Plan(config, pricer, space, cap)
 
 
 def _check_stages(config: PlanConfig, pricer: Pricer, space: Space) -> None:
-    """Raise ConfigError if no choice exists, or one has another number of stages than a list has times."""
-    stages: dict[int, tuple[Choice, Schedule]] = {}
+    """Raise ConfigError if no choice exists, or one has no times, or layers whose memory cannot be measured."""
+    kinds: dict[tuple[Any, ...], tuple[Choice, Schedule]] = {}
     for choice in space.choices():
-        if (schedule := pricer.schedule(choice)) is not None:
-            stages.setdefault(schedule.stages, (choice, schedule))
-    if not stages:
-        raise ConfigError(
-            [
-                f"no choice exists for ranks={config.ranks}, model.layers={config.model.layers} and "
-                f"batch_size={config.batch_size}: use fewer ranks or chunks, or more layers or rows"
-            ]
+        if (found := pricer.schedule(choice)) is not None:
+            key = found.stages, found.depth, found.chunks, found.slices, bool(found.input_gradients), choice.replicas
+            kinds.setdefault(key, (choice, found))
+    if not kinds:
+        few = (
+            f"no choice exists for ranks={config.ranks}, model.layers={config.model.layers} and "
+            f"batch_size={config.batch_size}: use fewer ranks or chunks, or more layers or rows"
         )
-    for number, (choice, schedule) in stages.items():
-        task = pricer.task(choice, schedule)
+        raise ConfigError([*pricer.refusals, few][:1])
+    for choice, schedule in kinds.values():
+        task, remedy = pricer.task(choice, schedule), ""
         try:
-            task.prices.costs(task.workload(uniform(config.model.layers, number).sizes))
+            task.prices.costs(task.workload(uniform(config.model.layers, schedule.depth).sizes))
+            remedy = ": use profile=FILE"
+            pricer.layers(choice, schedule)
         except ValueError as error:
-            raise ConfigError([f"schedule={choice.schedule}: {error}"]) from error
+            raise ConfigError([f"schedule={choice.schedule}: {error}{remedy}"]) from error
 
 
 def main() -> None:
@@ -218,7 +218,7 @@ def _row(plan: Plan, priced: Priced, command: str) -> dict[str, Any]:
         "peak_memory_mib": [peak / MIB for peak in priced.peaks],
         "schedule": choice.schedule,
         "chunks": choice.chunks,
-        "stages_per_rank": choice.stages_per_rank or None,
+        **{key: dict(choice.knobs).get(key) for key in KNOBS},
         "checkpointing": choice.checkpointing,
         "partition": choice.partition,
         "sizes": list(priced.sizes),
@@ -233,7 +233,7 @@ def _words(plan: Plan, priced: Priced) -> list[str]:
     choice, left_out = priced.choice, list(OWN)
     if plan.config.device.is_emulated and plan.config.profile:
         left_out.append(r"model\.(?!layers)\w+")
-    run = chosen(plan.config, choice.schedule, choice.checkpointing, choice.replicas, choice.stages_per_rank)
+    run = chosen(plan.config, choice.schedule, choice.checkpointing, choice.replicas, choice.knobs)
     words = [f"ranks={run.ranks}", *choice.words()]
     if choice.partition == "balanced" or not plan.pricer.subject.prices.is_known:  # uniform stages count the same
         words += ["partition=sizes", f"partition.sizes=[{','.join(map(str, priced.sizes))}]"]

@@ -17,6 +17,7 @@ from microp.config.config import plain
 from microp.config.prediction import profile_notes, profile_problems
 from microp.config.schema import Config
 from microp.job import Job, torch_problems
+from microp.schedule import Schedule, spread
 from microp.settings import (
     COPYING,
     EstimateSettings,
@@ -196,6 +197,41 @@ def _slurm_problems(config: Config) -> list[str]:
     values = flatten(plain(config))
     secret = [key for key, value in redact_values(values).items() if value != values[key]]
     return wrong + [f"{key} is a secret, and a job reads its point from a file: use launch=elastic" for key in secret]
+
+
+def as_run(config: Config, schedule: Schedule) -> Schedule:
+    """Return the order that runs: without a time of their own the F and the B of a pair run one after the other."""
+    return schedule if getattr(config.device, "pair_ms", None) is not None else schedule.apart
+
+
+def order_problems(config: Config, schedule: Schedule) -> list[str]:
+    """Return why this order cannot be run as it is asked for."""
+    problems: list[str] = []
+    if config.compile and schedule.input_gradients:
+        problems.append(
+            f"schedule={config.schedule['name']} divides the backward into I and W, and compile=true makes one "
+            "function of both: use a schedule without W, for example 1f1b, or compile=false"
+        )
+    problems += config.model.slice_problems(schedule.slices)
+    if schedule.copies > 1 and config.model.tied_weights:
+        problems.append(
+            f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} ties weights, "
+            "whose gradients are summed otherwise: use weights that are not tied, or a schedule without copies"
+        )
+    if schedule.copies > 1 and config.engine.name == "compare":
+        problems.append(
+            f"engine=compare has neither torch nor a limit beside schedule={config.schedule['name']}, which has copies "
+            "of the model: use engine=microp"
+        )
+    if config.compile and schedule.copies > 1:
+        problems.append(f"schedule={config.schedule['name']} has copies, which compile=true cannot: use compile=false")
+    if config.compile and schedule.slices > 1:
+        problems.append(f"schedule={config.schedule['name']} has slices, which compile=true cannot: use compile=false")
+    if isinstance(config.model, OwnSettings) and schedule.input_gradients:
+        problems += config.model.facts.undivided
+    if config.engine.name == "torch":
+        problems += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
+    return problems
 
 
 def only_in_a_sweep(config: Config) -> list[str]:

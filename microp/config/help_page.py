@@ -31,6 +31,7 @@ from microp.config.schema import (
     schema_of,
     values_of,
 )
+from microp.planner import KNOBS
 from microp.system import CONF, SWEEPS, sweep_names
 
 WIDTH = 22  # of the column of keys and options
@@ -70,7 +71,7 @@ def key_page(of: str) -> str:
     for key in sorted(values.keys() - base.keys(), key=lambda key: (isinstance(values[key], dict), key)):
         if of == "plan" and key == "search":  # what is searched is typed as the keys of a run
             for name, helped in lines_of_keys(hints[key]).items():
-                typed, before = ",".join(map(str, values[key][name] or ())), "schedule." * (name == "stages_per_rank")
+                typed, before = ",".join(map(str, values[key][name] or ())), "schedule." * (name in KNOBS)
                 lines += _entry(f"{before}{name}={typed if len(typed) < WIDEST else ''}", helped)
         elif isinstance(values[key], dict):
             lines += ["", *_keys(f"{key}.", values[key], lines_of_keys(hints[key]))]

@@ -26,15 +26,15 @@ from typing import Any, NamedTuple
 from microp.config import config_checks
 from microp.config.config import compose_config, plain, read_config
 from microp.config.errors import ConfigError
-from microp.config.factory import asks_for, build
+from microp.config.factory import build
 from microp.config.memory_advice import memory_cap, memory_problem
 from microp.config.prediction import layer_memory, prices_of, profile_command, times_of, workload_of
 from microp.config.schema import Config
-from microp.job import Job, Snapshot, question_id, run_id, torch_problems
+from microp.job import Job, Snapshot, question_id, run_id
 from microp.planner import NoRoomError, Task
 from microp.records import RecordError, changed_since, read_env, snapshots
-from microp.schedule import Action, Partition, Schedule, builders, of_sizes, spread, to_text, uniform, validate
-from microp.settings import EmulatedSettings, OwnSettings, broken_rules
+from microp.schedule import Action, Partition, Schedule, builders, of_sizes, to_text, uniform, validate
+from microp.settings import EmulatedSettings, broken_rules
 from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,13 @@ def make_job(config: Config) -> Job:
     try:
         if not any(problem.startswith(("ranks=", "chunks=")) for problem in broken_rules(config)):
             whole = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
-            built = whole if _has_pairs(config) else whole.apart
-            pair_notes = _about_pairs(config, whole)
+            built = config_checks.as_run(config, whole)
+            pair_notes = () if built is whole else (_about_pairs(config, whole),)
             limit = config.activation_limit
             schedule = validate(_named(config, built), None if limit is None or limit < 1 else limit)
             log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
             text = to_text(built)
-            problems += _order_problems(config, schedule)
+            problems += config_checks.order_problems(config, schedule)
     except ValueError as error:
         problems.append(str(error))
     # 2. the partition, with the times of the device
@@ -138,51 +138,9 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
     return replace(schedule, name=name)
 
 
-def _has_pairs(config: Config) -> bool:
-    """Return whether pairs have a time of their own; else a rank runs their forwards and backwards as in any order."""
-    return getattr(config.device, "pair_ms", None) is not None
-
-
-def _about_pairs(config: Config, schedule: Schedule) -> tuple[str, ...]:
-    if not schedule.pairs or _has_pairs(config):
-        return ()
+def _about_pairs(config: Config, schedule: Schedule) -> str:
     where = "device.pair_ms gives a pair a time of its own" if config.device.is_emulated else "nothing overlaps here"
-    return (f"{schedule.name} has {len(schedule.pairs)} pairs, each run as its F, then its B: {where}",)
-
-
-def _order_problems(config: Config, schedule: Schedule) -> list[str]:
-    """Return why this order cannot be run as it is asked for."""
-    problems: list[str] = []
-    if config.compile and schedule.input_gradients:
-        problems.append(
-            f"schedule={config.schedule['name']} divides the backward into I and W, and compile=true makes one "
-            "function of both: use a schedule without W, for example 1f1b, or compile=false"
-        )
-    problems += config.model.slice_problems(schedule.slices)
-    if schedule.copies > 1 and config.model.tied_weights:
-        problems.append(
-            f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} ties weights, "
-            "whose gradients are summed otherwise: use weights that are not tied, or a schedule without copies"
-        )
-    if schedule.copies > 1 and asks_for("partition", config.partition, "task"):
-        problems.append(
-            f"partition={config.partition['name']} weighs the stages of one model, and schedule="
-            f"{config.schedule['name']} has copies of it: use partition=uniform, skewed or sizes"
-        )
-    if schedule.copies > 1 and config.engine.name == "compare":
-        problems.append(
-            f"engine=compare has neither torch nor a limit beside schedule={config.schedule['name']}, which has copies "
-            "of the model: use engine=microp"
-        )
-    if config.compile and schedule.copies > 1:
-        problems.append(f"schedule={config.schedule['name']} has copies, which compile=true cannot: use compile=false")
-    if config.compile and schedule.slices > 1:
-        problems.append(f"schedule={config.schedule['name']} has slices, which compile=true cannot: use compile=false")
-    if isinstance(config.model, OwnSettings) and schedule.input_gradients:
-        problems += config.model.facts.undivided
-    if config.engine.name == "torch":
-        problems += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
-    return problems
+    return f"{schedule.name} has {len(schedule.pairs)} pairs, each run as its F, then its B: {where}"
 
 
 # --- the partition ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ are used always. A knob that the chosen option lacks is not used either: in a sw
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -134,13 +134,15 @@ def _choices_of(config: Config) -> list[Config]:
     return [chosen(config, name, policy, count) for _, name, policy, count in turns] or [config]
 
 
-def chosen(config: Config, schedule: str, checkpointing: str, replicas: int, stages_per_rank: int = 0) -> Config:
+def chosen(
+    config: Config, schedule: str, checkpointing: str, replicas: int, knobs: Iterable[tuple[str, int]] = ()
+) -> Config:
     """Return the configuration of a run with one choice of a plan; `chunks` is left as it is."""
     name, _, segments = checkpointing.partition("=")
-    policy, keys = default_settings("checkpointing", name), default_values("schedule", schedule)
+    policy = default_settings("checkpointing", name)
     return run_of(
         config,
-        schedule=keys | ({"stages_per_rank": stages_per_rank} if stages_per_rank else {}),
+        schedule=default_values("schedule", schedule) | dict(knobs),
         checkpointing=replace(policy, segments=int(segments)) if segments.isdecimal() else policy,
         replicas=replicas,
         ranks=max(1, config.ranks // replicas),

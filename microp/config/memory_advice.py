@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from microp.config.config_checks import ranks_here
+from microp.config.config_checks import as_run, order_problems, ranks_here
 from microp.config.prediction import layer_memory, prices_of, profile_problems, used_profile
 from microp.config.schema import Config
 from microp.job import Job
 from microp.planner import Choice, Priced, Pricer, Subject, advice, fill_text
-from microp.schedule.builders import LOOPED
+from microp.schedule import Schedule
 from microp.settings import transport_holds
 from microp.simulator import LayerMemory
 from microp.system import GIB, size_text
@@ -65,14 +66,20 @@ def with_advice(config: Config, job: Job, message: str) -> str:
     return f"{message}; predicted: {_needs(pricer, job, now)}; to need less, {advice(pricer, now, LESS * now.peak)}"
 
 
-def subject_of(config: Config, rows: float, devices: int) -> Subject:
-    """Return what is planned for a configuration; its layers' memory is measured at this number of rows."""
+def subject_of(config: Config, devices: int, rows: float | None = None) -> Subject:
+    """Return what is planned for a configuration; `rows`: of the microbatches with which its layers are measured."""
     profile = None if profile_problems(config) else used_profile(config)
 
-    def memory(split: bool, slices: int = 1) -> Sequence[LayerMemory]:
+    def memory(split: bool, slices: int, own: float) -> Sequence[LayerMemory]:
         if profile is not None and slices == 1:
             return profile.layer_memory(config.model.kinds, split)
-        return layer_memory(config.model, rows, split, config.computing, slices)
+        return layer_memory(config.model, rows or own, split, config.computing, slices)
+
+    def runs(name: str, schedule: Schedule) -> Schedule:
+        order = as_run(config, schedule)
+        for problem in order_problems(replace(config, schedule={"name": name}), order):
+            raise ValueError(problem)
+        return order
 
     return Subject(
         layers=config.model.layers,
@@ -83,18 +90,19 @@ def subject_of(config: Config, rows: float, devices: int) -> Subject:
         batch_bytes=config.model.batch_bytes,
         states=config.optimizer.states,
         holds=transport_holds(config.comms.backend(config.device), config.device, config.sync.has_buckets),
+        as_run=runs,
     )
 
 
 def _priced(config: Config, job: Job) -> tuple[Pricer, Priced]:
     """Return a pricer, and the price of the job as it is."""
-    pricer = Pricer(subject_of(config, job.mean_rows, job.processes))
+    pricer = Pricer(subject_of(config, job.processes, job.mean_rows))
     name, checkpointing = config.schedule["name"], config.checkpointing
     kept = f"segments={checkpointing.segments}" if checkpointing.name == "segments" else checkpointing.name
     uniform = config.partition["name"] == "uniform"
-    several = config.schedule.get("stages_per_rank", 0) if name in LOOPED else 0
-    choice = Choice(name, config.chunks, kept, "uniform" if uniform else "given", several, config.replicas)
-    return pricer, pricer.add(choice, job.schedule, job.workload.layers)
+    knobs = tuple((key, value) for key, value in config.schedule.items() if type(value) is int)
+    choice = Choice(name, config.chunks, kept, "uniform" if uniform else "given", knobs, config.replicas)
+    return pricer, pricer.add(choice, job.schedule, job.partition.sizes)
 
 
 def _needs(pricer: Pricer, job: Job, now: Priced) -> str:
@@ -102,4 +110,4 @@ def _needs(pricer: Pricer, job: Job, now: Priced) -> str:
     rank = now.peaks.index(now.peak)
     ranks = pricer.ranks(now.choice, job.schedule)
     assert ranks is not None, "the memory of the layers is known"
-    return f"rank {rank} needs {size_text(now.peak)} ({fill_text(ranks.parts(now.sizes, rank))})"
+    return f"rank {rank} needs {size_text(now.peak)} ({fill_text(ranks.parts(job.workload.layers, rank))})"

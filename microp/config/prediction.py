@@ -30,6 +30,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ from microp.settings import (
     SgdSettings,
     transport_holds,
 )
-from microp.simulator import MOST_ROWS, LayerMemory, Size
+from microp.simulator import MOST_ROWS, WORK, LayerMemory, Size
 from microp.system import PACKAGE, override, processor
 
 BUSY = 0.25  # the spread of a profile whose predictions may be far off
@@ -323,7 +324,8 @@ def layer_memory(
 
     ValueError: the model is too large to be built and measured, or a layer fails.
     """
-    rows = min(rows, MOST_ROWS)
+    work = min(model.work(kind)[0] for kind in model.kinds) / 2
+    rows = max(2, ceil(min(rows, MOST_ROWS, WORK / max(1, work))))  # more, or a part of one, are not measured
     question = repr((model, rows, split, computing, *([slices] if slices > 1 else [])))
     if question not in _known:
         is_ours = not isinstance(model, OwnSettings)  # a user's function may use other files than its own

@@ -159,7 +159,10 @@ class SpaceConfig:
     chunks: Annotated[list[int] | None, Range(1, MOST)] = MISSING  # numbers of microbatches, by default powers of two
     partition: Annotated[list[str], OneOf("uniform", "balanced")] = MISSING  # uniform, balanced or both
     checkpointing: list[str] = MISSING  # never, except_last, always, segments=2 and so on
-    stages_per_rank: Annotated[list[int], Range(1, 1000)] = MISSING  # of interleaved, breadth_first and zb_interleaved
+    # of interleaved, breadth_first, zb_interleaved and gis; of seq_1f1b also 1
+    stages_per_rank: Annotated[list[int], Range(1, 1000)] = MISSING
+    # of seq_1f1b, along the sequence; by default 2 and 4, if the model has slices
+    slices: Annotated[list[int] | None, Range(1, 1000)] = MISSING
     replicas: Annotated[list[int], Range(1, 10_000)] = MISSING  # into how many pipelines the ranks are divided
 
 

@@ -23,10 +23,9 @@ import torch
 from microp.device.meters import MemoryMeter
 from microp.model import SMALL, Batch, Model, Sliced, Stage, adds_in_product, build_model
 from microp.settings import AS_WRITTEN, NEVER, Computing, ModelSettings
-from microp.simulator import MOST_ROWS, NOTHING, LayerBytes, LayerMemory, Size
+from microp.simulator import MOST_ROWS, NOTHING, WORK, LayerBytes, LayerMemory, Size
 
 LARGEST = 200_000_000  # weights; a larger model is not built for a measurement
-WORK = 1_000_000_000  # multiplications per microbatch; a larger microbatch is measured with fewer rows
 
 
 def probe_layers(

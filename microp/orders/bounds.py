@@ -61,29 +61,33 @@ def lower_bounds(problem: Problem) -> Bounds:
 
 def _relaxed(problem: Problem) -> Timing:
     """Return times of I and W, with the overhead between them, that are no longer than a full backward's."""
-    (takes, hops, after), chunks, stages = problem.timing, problem.chunks, problem.stages
+    (takes, hops, after), units, stages = problem.timing, problem.units, problem.stages
     takes, after = takes[:], after[:]
     for stage in (stage for stage, joins in enumerate(problem.joins) if joins):
         lane, overhead = stages + stage, problem.overhead[stage]
-        for number in range(lane * chunks, (lane + 1) * chunks):
-            full, weight = takes[number + 2 * stages * chunks], number + stages * chunks
+        for number in range(lane * units, (lane + 1) * units):
+            full, weight = takes[number + 2 * stages * units], number + stages * units
             takes[number] = min(takes[number], full)
             between = min(overhead, full - takes[number])
             takes[weight] = min(takes[weight], full - takes[number] - between)
-        after[lane] += between - overhead
+            after[number] += between - overhead
     return Timing(takes[: problem.count], hops, after)
 
 
 def _shortest(problem: Problem, timing: Timing) -> list[Any]:
     """Return for each lane the time of its shortest action."""
-    chunks = problem.chunks
-    return [min(timing.takes[lane * chunks : (lane + 1) * chunks]) for lane in range(len(problem.sources))]
+    return [min(timing.takes[_own(problem, lane)]) for lane in range(len(problem.sources))]
+
+
+def _own(problem: Problem, lane: int) -> slice:
+    """Return the numbers of a lane's actions."""
+    return slice(lane * problem.units, (lane + 1) * problem.units)
 
 
 def _way(problem: Problem, timing: Timing, source: int, lane: int) -> Any:
     """Return the least time between the end of an action and the next one of its microbatch."""
     near = problem.lane_rank[source] == problem.lane_rank[lane]
-    return timing.after[source] if near else timing.hops[lane]
+    return min(timing.after[_own(problem, source)] if near else timing.hops[_own(problem, lane)])
 
 
 def _heads(problem: Problem, timing: Timing) -> list[Any]:
@@ -94,8 +98,9 @@ def _heads(problem: Problem, timing: Timing) -> list[Any]:
     def follow(lane: int, source: int) -> None:
         heads[lane] = heads[source] + shortest[source] + _way(problem, timing, source, lane)
 
-    for stage in range(1, stages):
-        follow(stage, stage - 1)
+    for stage in range(stages):
+        if problem.sources[stage] != NONE:
+            follow(stage, stage - 1)
     for stage in reversed(range(stages)):
         lane = stages + stage
         follow(lane, stage if problem.sources[lane] == NONE else problem.sources[lane])
@@ -105,7 +110,7 @@ def _heads(problem: Problem, timing: Timing) -> list[Any]:
 
 def _tails(problem: Problem, timing: Timing) -> list[Any]:
     """Return for each lane the least time from the end of its last action to the end of the step."""
-    stages, shortest = problem.stages, _shortest(problem, timing)
+    stages, shortest, takers = problem.stages, _shortest(problem, timing), problem.takers
     tails = [0] * len(problem.sources)
 
     def before(lane: int, follower: int) -> Any:
@@ -113,21 +118,22 @@ def _tails(problem: Problem, timing: Timing) -> list[Any]:
 
     for stage in range(stages):
         lane = stages + stage
-        tails[lane] = max(before(lane, stages + lane), before(lane, lane - 1) if stage else 0)
+        tails[lane] = max(before(lane, stages + lane), before(lane, lane - 1) if takers[lane] != NONE else 0)
     for stage in reversed(range(stages)):
-        tails[stage] = before(stage, stage + 1 if stage < stages - 1 else stages + stage)
+        tails[stage] = before(stage, stage + 1 if takers[stage] != NONE else stages + stage)
     return tails
 
 
 def _load(problem: Problem, timing: Timing, heads: list[Any], tails: list[Any], rank: int) -> Any:
     """Return the largest bound from the load of some of a rank's lanes: all that begin and end late enough."""
-    chunks, lanes, best, after = problem.chunks, problem.lanes[rank], 0, timing.after
-    work = {lane: sum(timing.takes[lane * chunks : (lane + 1) * chunks]) + chunks * after[lane] for lane in lanes}
+    lanes, best = problem.lanes[rank], 0
+    after = {lane: timing.after[_own(problem, lane)] for lane in lanes}
+    work = {lane: sum(timing.takes[_own(problem, lane)]) + sum(after[lane]) for lane in lanes}
     for least in {heads[lane] for lane in lanes}:
         for most in {tails[lane] for lane in lanes}:
             own = [lane for lane in lanes if heads[lane] >= least and tails[lane] >= most]
             if own:  # what comes after the last action is a part of its tail
-                load = sum(work[lane] for lane in own) - max(after[lane] for lane in own)
+                load = sum(work[lane] for lane in own) - max(max(after[lane]) for lane in own)
                 best = max(best, least + load + most)
     return best
 
@@ -141,7 +147,7 @@ def _memory(problem: Problem, heads: list[Any], shortest: list[Any], whole: bool
         for stage in own:
             until_b = heads[stages + stage] - heads[stage] + shortest[stages + stage]  # from the start of F on
             area += memory.kept[stage] * until_b + memory.pending[stage] * shortest[2 * stages + stage]
-        best = max(best, min(heads[stage] for stage in own) + _over(problem.chunks * area, memory.cap, whole))
+        best = max(best, min(heads[stage] for stage in own) + _over(problem.units * area, memory.cap, whole))
     return best
 
 

@@ -73,16 +73,16 @@ def _critical(problem: Problem, rows: Sequence[Sequence[int]], ends: Sequence[An
         number = row[place]
         start = ends[number] - problem.timing.takes[number]
         before = row[place - 1]
-        if place and ends[before] + problem.timing.after[problem.place(before) // problem.chunks] >= start:
+        if place and ends[before] + problem.timing.after[problem.place(before)] >= start:
             found.append((rank, place))
             place -= 1
             continue
         number = problem.place(number)
-        lane = number // problem.chunks
+        lane = number // problem.units
         source = problem.sources[lane]
         if source == NONE or start <= 0:
             return found
-        sender = number + (source - lane) * problem.chunks
+        sender = number + (source - lane) * problem.units
         rank = problem.lane_rank[source]
         if not places.get(sender):
             places = {problem.place(each): at for at, each in enumerate(rows[rank])}
@@ -125,7 +125,7 @@ def _moved(
 
 def _joined_or_divided(problem: Problem, row: Sequence[int], place: int) -> list[int] | None:
     """Return the row with a B as I and W, or with an I and its W as a B; None for another action."""
-    number, pairs = row[place], problem.stages * problem.chunks
+    number, pairs = row[place], problem.stages * problem.units
     if number >= problem.count:
         own = problem.place(number)
         return [*row[:place], own, own + pairs, *row[place + 1 :]]
@@ -139,7 +139,7 @@ def joined(problem: Problem, rows: Rows) -> Rows:
 
     A divided backward costs a run more than its price knows, so none is divided without need.
     """
-    best, pairs = makespan_of(problem, rows), problem.stages * problem.chunks
+    best, pairs = makespan_of(problem, rows), problem.stages * problem.units
     for rank, row in enumerate(rows):
         twins = {b for b, w in pairwise(row) if pairs <= b < 2 * pairs and w == b + pairs}
         trial = [each + 2 * pairs if each in twins else each for each in row if each - pairs not in twins]
@@ -151,9 +151,11 @@ def joined(problem: Problem, rows: Rows) -> Rows:
 
 def _may_swap(problem: Problem, first: int, second: int) -> bool:
     """Return whether the second may come before the first, as far as their own rank knows."""
-    lane, after = first // problem.chunks, second // problem.chunks
-    if lane == after:  # only microbatches that are not alike
-        return problem.kinds[first % problem.chunks] is not problem.kinds[second % problem.chunks]
+    if problem.slices > 1 and problem.beside(problem.place(second)) == problem.place(first):
+        return False
+    lane, after = first // problem.units, second // problem.units
+    if lane == after:  # only units that are not alike
+        return problem.kinds[first % problem.units] != problem.kinds[second % problem.units]
     if lane % problem.stages == after % problem.stages:  # F, I, W of one microbatch on one stage
-        return after < lane or first % problem.chunks != second % problem.chunks
+        return after < lane or first % problem.units != second % problem.units
     return True

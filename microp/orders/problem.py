@@ -9,9 +9,11 @@
                                     B2          lane B: the full backward, in the place of I2 and W2
 
 Microbatches that take the same times can be relabelled without loss: the j-th F, I and W of a stage are those of
-microbatch j. What is left to choose is, on each rank, how its lanes are merged. Microbatches that are not recomputed
-(`Costs.spared`) are another kind, and keep their order only among themselves. An action is a number here:
-`lane * M + microbatch`, with the lanes F of all stages first, then I, then W, then B.
+microbatch j. What is left to choose is, on each rank, how its lanes are merged. Microbatches that take other times
+(`Costs.shares`, `Costs.spared`) are another kind, and keep their order only among themselves; so are the slices of a
+microbatch, of which the first is a kind, the second another one, and so on. An action is a number here:
+`lane * units + unit`, with the lanes F of all stages first, then I, then W, then B. The units of a second copy of the
+model are counted from 0 again.
 
 A link model decides who spends the time of a hop: the sender's rank after the action, the link, or the receiver's rank
 before the action. The overhead is spent after the action, too.
@@ -54,8 +56,8 @@ class Timing(NamedTuple):
 
     Attributes:
         takes: for each action, how long its rank is busy until its end, with the receipt of its tensor.
-        hops: for each lane of F, I and W, how long the tensor that it takes is on its way.
-        after: for each lane of F, I and W, how long its rank is busy after an action's end. B is like I.
+        hops: for each F, I and W, how long the tensor that it takes is on its way. B is like I.
+        after: for each F, I and W, how long its rank is busy after its end. B is like I.
     """
 
     takes: list[Any]
@@ -87,7 +89,7 @@ class Memory:
 
 
 def pairs(stages: int, cap: int | None) -> Memory:
-    """Return a memory in which every (stage, microbatch) pair counts 1 from its F to its W."""
+    """Return a memory in which every (stage, microbatch) pair, or slice of it, counts 1 from its F to its W."""
     return Memory(cap, (1,) * stages, (1,) * stages)
 
 
@@ -99,6 +101,7 @@ class Problem:
         placement: for each stage its rank.
         costs: per stage and hop.
         memory: the cap, and what actions hold.
+        slices, copies: as in `Schedule`.
 
     Raises:
         ValueError: no order keeps within the cap; the message says how much is needed at least.
@@ -108,21 +111,34 @@ class Problem:
     chunks: int
     costs: Costs
     memory: Memory
+    slices: int = 1
+    copies: int = 1
 
     def __post_init__(self) -> None:
         cap, kept = self.memory.cap, self.memory.kept
-        needs = [sum(kept[stage] for stage in own) for own in self.held]
+        copies = [range(first, first + self.depth) for first in range(0, self.stages, self.depth)]
+        needs = [max(sum(kept[s] for s in own if s in copy) for copy in copies) * self.slices for own in self.held]
         if cap is not None and max(needs) > cap:
             rank = needs.index(max(needs))
             raise ValueError(
                 f"no order holds so little: rank {rank} has to hold {max(needs):g}, one microbatch on each of its "
-                f"{len(self.held[rank])} stages: give {max(needs):g} or more"
+                f"{len(self.held[rank]) // self.copies} stages: give {max(needs):g} or more"
             )
 
     @cached_property
     def stages(self) -> int:
         """The number of stages."""
         return len(self.placement)
+
+    @cached_property
+    def depth(self) -> int:
+        """The number of stages of one copy of the model."""
+        return self.stages // self.copies
+
+    @cached_property
+    def units(self) -> int:
+        """The number of units that run through a stage: microbatches of its copy, or slices of them."""
+        return self.chunks * self.slices // self.copies
 
     @cached_property
     def ranks(self) -> int:
@@ -156,20 +172,32 @@ class Problem:
     @cached_property
     def count(self) -> int:
         """The number of actions if every backward is divided, which is the number of the first B."""
-        return 3 * self.stages * self.chunks
+        return 3 * self.stages * self.units
 
     @cached_property
-    def kinds(self) -> list[bool]:
-        """For each microbatch whether it is spared a recomputation that others have: only those of a kind are alike."""
-        return [any(self.costs.recompute) and each in self.costs.spared for each in range(self.chunks)]
+    def kinds(self) -> list[int]:
+        """For each unit the number of its kind: its slice, and what all slices of its microbatch take in all copies."""
+        costs, numbers, every = self.costs, dict[Any, int](), self.units * self.copies
+        spared = costs.spared if any(costs.recompute) else ()
+        own = tuple(
+            zip([unit in spared for unit in range(every)], *filter(None, (costs.shares, costs.sizes)), strict=True)
+        )
+        whole = [
+            tuple(own[first : first + self.slices] for first in range(unit - unit % self.slices, every, self.units))
+            for unit in range(self.units)
+        ]
+        return [numbers.setdefault((unit % self.slices, kind), len(numbers)) for unit, kind in enumerate(whole)]
 
     @cached_property
     def joins(self) -> list[bool]:
         """For each stage whether a full backward takes less of its rank's time than I and W, with the overheads."""
-        of, overhead = self.costs.of, self.overhead
+        takes, pairs = self.timing.takes, self.stages * self.units
         return [
-            of(Action(Op.B, stage, 0)) < sum(of(Action(op, stage, 0)) for op in (Op.I, Op.W)) + overhead[stage]
-            for stage in range(self.stages)
+            any(
+                takes[number + 2 * pairs] < takes[number] + takes[number + pairs] + overhead
+                for number in range(first, first + self.units)
+            )
+            for first, overhead in zip(range(pairs, 2 * pairs, self.units), self.overhead, strict=True)
         ]
 
     @cached_property
@@ -188,22 +216,17 @@ class Problem:
     @cached_property
     def timing(self) -> Timing:
         """How long everything takes."""
-        link, hops, costs = self.link, self._hop_times, self.costs
-        actions = [
-            Action(op, stage, microbatch)
-            for op in OPS
-            for stage in range(self.stages)
-            for microbatch in range(self.chunks)
+        link, hops, pairs = self.link, self._hop_times, self.stages * self.units
+        own = [self.costs.of(self.action(number)) for number in range(self.count + pairs)]
+        takers = [
+            (lane, taker * self.units + unit) for lane, taker in enumerate(self.takers) for unit in range(self.units)
         ]
-        full = [action._replace(op=Op.B) for action in actions if action.op is Op.I]
-        own = list(map(costs.of, [*actions, *full]))
-        receipts = [link.receiver * hop for hop in (*hops, *hops[self.stages : 2 * self.stages])]  # for each lane
         return Timing(
-            [time + receipts[number // self.chunks] for number, time in enumerate(own)],
+            [time + link.receiver * hop for time, hop in zip(own, (*hops, *hops[pairs : 2 * pairs]), strict=True)],
             [link.way * hop for hop in hops],
             [
-                self.overhead[lane % self.stages] + (0 if taker == NONE else link.sender * hops[taker])
-                for lane, taker in enumerate(self.takers)
+                self.overhead[lane % self.stages] + (0 if taker < 0 else link.sender * hops[taker])
+                for lane, taker in takers
             ],
         )
 
@@ -220,18 +243,20 @@ class Problem:
     @cached_property
     def sources(self) -> list[int]:
         """For each lane the lane whose tensor it takes, or `NONE`."""
-        last = self.stages - 1
-        forwards = [NONE, *range(last)]
-        backwards = [*range(self.stages + 1, 2 * self.stages), NONE]
+        forwards = [stage - 1 if stage % self.depth else NONE for stage in range(self.stages)]
+        backwards = [lane + 1 if (lane + 1) % self.depth else NONE for lane in range(self.stages, 2 * self.stages)]
         return [*forwards, *backwards, *[NONE] * self.stages]
 
     @cached_property
     def _hop_times(self) -> list[Any]:
-        """For each lane of F, I and W the time of the hop of the tensor that it takes."""
+        """For each F, I and W the time of the hop of the tensor that it takes."""
         found = []
-        for lane, source in enumerate(self.sources):
+        for number in range(self.count):
+            lane = number // self.units
+            source = self.sources[lane]
             near = source == NONE or self.lane_rank[source] == self.lane_rank[lane]
-            found.append(0 if near else self.costs.hop(max(lane % self.stages, source % self.stages)))
+            stage, unit = max(lane % self.stages, source % self.stages), self.action(number).microbatch
+            found.append(0 if near else self.costs.hop(stage, unit))
         return found
 
     @cached_property
@@ -247,40 +272,53 @@ class Problem:
 
     def schedule(self, rows: Iterable[Sequence[int]], name: str = "found") -> Schedule:
         """Return rows of numbers as a schedule."""
-        return Schedule(name, self.chunks, tuple(tuple(map(self.action, row)) for row in rows))
+        ranks = tuple(tuple(map(self.action, row)) for row in rows)
+        return Schedule(name, self.chunks, ranks, self.slices, self.copies)
 
     def action(self, number: int) -> Action:
         """Return the action that a number stands for."""
-        lane, microbatch = divmod(number, self.chunks)
+        lane, unit = divmod(number, self.units)
+        stage = lane % self.stages
         op = Op.B if number >= self.count else OPS[lane // self.stages]
-        return Action(op, lane % self.stages, microbatch)
+        return Action(op, stage, stage // self.depth * self.units + unit)
 
     def place(self, number: int) -> int:
         """Return the number of the action whose place an action takes: of the I for a B, else its own."""
-        return number if number < self.count else number - 2 * self.stages * self.chunks
+        return number if number < self.count else number - 2 * self.stages * self.units
+
+    def turn(self, lane: int, unit: int) -> int:
+        """Return the place of a unit in a lane, or the unit at a place: in I and W the last slice comes first."""
+        return unit if lane < self.stages else unit + self.slices - 1 - 2 * (unit % self.slices)
+
+    def beside(self, number: int) -> int:
+        """Return what an F needs of the slice before it, or an I of the slice after it; `NONE` if nothing."""
+        lane, unit = divmod(number, self.units)
+        if lane >= 2 * self.stages or self.turn(lane, unit) % self.slices == 0:
+            return NONE
+        return number - 1 if lane < self.stages else number + 1
 
     def rows_of(self, schedule: Schedule) -> Rows:
         """Return a schedule as rows of numbers."""
         lane_of = {op: at * self.stages for at, op in enumerate((*OPS, Op.B))}
         return [
-            [(lane_of[op] + stage) * self.chunks + microbatch for op, stage, microbatch in row]
+            [(lane_of[op] + stage) * self.units + unit % self.units for op, stage, unit in row]
             for row in schedule.ranks
         ]
 
     def normal(self, rows: Rows) -> Rows:
         """Return an order that takes no longer, in the form that is searched.
 
-        Each lane has the microbatches of a kind in order, and a full backward is divided where that saves time.
+        Each lane has the units of a kind in order, and a full backward is divided where that saves time.
         """
         return [self._normal(row) for row in rows]
 
     def _normal(self, row: Sequence[int]) -> list[int]:
         found: list[int] = []
-        seen: Counter[tuple[bool, int, bool]] = Counter()
-        divided = defaultdict[tuple[int, bool], list[int]](list)  # the microbatches that wait for their W
+        seen: Counter[tuple[bool, int, int]] = Counter()
+        divided = defaultdict[tuple[int, int], list[int]](list)  # the units that wait for their W
         for number in row:
-            lane, microbatch = divmod(number, self.chunks)
-            (op, stage), kind = divmod(lane, self.stages), self.kinds[microbatch]
+            lane, unit = divmod(number, self.units)
+            (op, stage), kind = divmod(lane, self.stages), self.kinds[unit]
             if op == 2:
                 label = divided[stage, kind].pop(0)
             else:
@@ -288,20 +326,20 @@ class Problem:
                 seen[op > 0, stage, kind] += 1
                 if op == 1:
                     divided[stage, kind].append(label)
-            moved = lane * self.chunks + label
+            moved = lane * self.units + label
             is_divided = op == 3 and not self.joins[stage]
-            found += [self.place(moved), self.place(moved) + self.stages * self.chunks] if is_divided else [moved]
+            found += [self.place(moved), self.place(moved) + self.stages * self.units] if is_divided else [moved]
         return found
 
     @cached_property
-    def _of_kind(self) -> dict[bool, list[int]]:
-        return {kind: [m for m, own in enumerate(self.kinds) if own is kind] for kind in (False, True)}
+    def _of_kind(self) -> dict[int, list[int]]:
+        return {kind: [unit for unit, own in enumerate(self.kinds) if own == kind] for kind in set(self.kinds)}
 
     def peak(self, row: Sequence[int]) -> Any:
         """Return the most that a rank holds while it runs a row."""
         held = peak = 0
         for number in row:
-            held += self.changes[number // self.chunks]
+            held += self.changes[number // self.units]
             peak = max(peak, held)
         return peak
 
@@ -313,8 +351,8 @@ class Problem:
 def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | None = None) -> list[Any] | None:
     """Return the end of every action, a B's also as that of its I, or None if the rows deadlock."""
     takes, hops, after = timing or problem.timing
-    chunks, sources, takers, links = problem.chunks, problem.sources, problem.takers, problem.links
-    count, queues, shift = problem.count, problem.link.queues, 2 * problem.stages * problem.chunks
+    units, sources, takers, links = problem.units, problem.sources, problem.takers, problem.links
+    count, queues, shift = problem.count, problem.link.queues, 2 * problem.stages * problem.units
     ends: list[Any] = [None] * len(takes)
     sent: list[Any] = [None] * len(takes) if queues else ends  # when the tensor is on its way
     idle: list[Any] = [0] * (max(links) + 1)
@@ -328,16 +366,16 @@ def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | No
         for place in range(reached[rank], len(row)):
             number = row[place]
             own = number if number < count else number - shift
-            lane = own // chunks
+            lane = own // units
             source = sources[lane]
             if source >= 0:
-                sender = own + (source - lane) * chunks
+                sender = own + (source - lane) * units
                 there = sent[sender]
                 if there is None:
                     waiting[sender] = rank
                     reached[rank], free[rank] = place, now
                     break
-                there += hops[lane]
+                there += hops[own]
                 if there > now:
                     now = there
             now += takes[number]
@@ -346,10 +384,10 @@ def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | No
                 link = links[lane]
                 sent[own] = now if link == NONE else max(now, idle[link])
                 if link != NONE:
-                    idle[link] = sent[own] + hops[takers[lane]]
+                    idle[link] = sent[own] + hops[own + (takers[lane] - lane) * units]
             if own in waiting:
                 runnable.append(waiting.pop(own))
-            now += after[lane]
+            now += after[own]
     return None if waiting else ends
 
 

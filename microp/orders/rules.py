@@ -41,7 +41,7 @@ class Rule(NamedTuple):
 def rules(problem: Problem) -> Iterator[Rule]:
     """Yield all rules that differ for this problem."""
     for limit, delays, deep in product(LIMITS, DELAYS, (True, False)):
-        is_limit = limit is None or limit[0] == "depth" or limit[1] < problem.chunks
+        is_limit = limit is None or limit[0] == "depth" or limit[1] * problem.slices < problem.units
         if is_limit and (deep or problem.stages > problem.ranks):
             yield Rule(delays, limit, deep)
 
@@ -51,11 +51,12 @@ def build(problem: Problem, rule: Rule) -> Rows | None:
     state, stages = State(problem), problem.stages
     unit = sum(problem.timing.takes[: problem.count]) / problem.count
     delays = [unit * delay for delay in rule.delays]
-    most = [problem.chunks] * stages
+    most = [problem.units] * stages
     last = [stages + own[0] for own in problem.held]  # for each rank the lane whose end frees a place in its window
     if rule.limit is not None and rule.limit[0] == "depth":
-        most = [max(1, round((stages - stage) * rule.limit[1])) for stage in range(stages)]
-    window = rule.limit[1] if rule.limit is not None and rule.limit[0] == "window" else problem.chunks
+        deeper = [(problem.depth - stage % problem.depth) * rule.limit[1] for stage in range(stages)]
+        most = [max(1, round(more)) + problem.slices - 1 for more in deeper]
+    window = rule.limit[1] * problem.slices if rule.limit is not None and rule.limit[0] == "window" else problem.units
 
     def best(rank: int) -> tuple[Any, Any, int, int] | None:
         """Return when the rank's preferred action could start, its score, its lane and the rank."""
@@ -111,40 +112,42 @@ class State:
 
     def ready(self, problem: Problem, lane: int) -> Any | None:
         """Return when the lane's next action could start, or None if something that it needs has not run."""
-        stages, microbatch = problem.stages, self.count[lane]
-        if microbatch == problem.chunks:
+        stages, place = problem.stages, self.count[lane]
+        if place == problem.units:
             return None
         start = self.clock[problem.lane_rank[lane]]
         if lane >= stages:
-            if self.count[lane - stages] <= microbatch:
+            if self.count[lane - stages] <= (place if lane >= 2 * stages else problem.turn(lane, place)):
                 return None
         elif problem.memory.cap is not None and not self._has_room(problem, lane):
             return None
         if problem.sources[lane] != NONE:
-            if len(self.arrived[lane]) <= microbatch:
+            if len(self.arrived[lane]) <= place:
                 return None
-            start = max(start, self.arrived[lane][microbatch])
+            start = max(start, self.arrived[lane][place])
         return start
 
     def _has_room(self, problem: Problem, stage: int) -> bool:
         rank, kept = problem.placement[stage], problem.memory.kept
-        own, count = problem.held[rank], self.count
-        oldest = min(count[2 * problem.stages + each] for each in own)
-        needed = sum(kept[each] for each in own if count[each] <= oldest and (each != stage or count[stage] < oldest))
+        own, count, slices, depth = problem.held[rank], [*self.count], problem.slices, problem.depth
+        oldest, copy = min((count[2 * problem.stages + each] // slices, each // depth) for each in own)
+        count[stage] += 1
+        left = {each: max(0, (oldest + 1) * slices - count[each]) for each in own if each // depth == copy}
+        needed = sum(kept[each] * number for each, number in left.items())
         room: bool = self.held[rank] + kept[stage] + needed <= problem.memory.cap
         return room
 
     def run(self, problem: Problem, lane: int, start: Any) -> int:
         """Run the lane's next action, and return the lane that takes its tensor, or `NONE`."""
-        rank, microbatch = problem.lane_rank[lane], self.count[lane]
-        number = lane * problem.chunks + microbatch
+        rank, unit = problem.lane_rank[lane], problem.turn(lane, self.count[lane])
+        number = lane * problem.units + unit
         takes, hops, after = problem.timing
         end = start + takes[number]
-        self.clock[rank] = end + after[lane]
+        self.clock[rank] = end + after[number]
         self.count[lane] += 1
         self.held[rank] += problem.changes[lane]
         self.rows[rank].append(number)
         taker = problem.takers[lane]
         if taker != NONE:
-            self.arrived[taker].append(end + hops[taker])
+            self.arrived[taker].append(end + hops[taker * problem.units + unit])
         return taker

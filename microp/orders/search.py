@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -101,14 +102,15 @@ def _sort(problem: Problem, orders: list[tuple[Any, str, Rows]]) -> None:
 
 
 def _relabelled(problem: Problem, rows: Rows) -> Iterator[Rows]:
-    """Yield the order with a microbatch that is spared a recomputation in the place of another one that is not."""
-    kinds, chunks = problem.kinds, problem.chunks
-    spared = next((microbatch for microbatch, kind in enumerate(kinds) if kind), None)
-    if spared is None:
-        return
-    for other in (microbatch for microbatch, kind in enumerate(kinds) if not kind):
-        labels = {spared: other, other: spared}
-        yield [[n - n % chunks + labels.get(n % chunks, n % chunks) for n in row] for row in rows]
+    """Yield the order with a microbatch of the rarest kind in the place of one of another kind, and sorted by time."""
+    kinds, slices, units = problem.kinds[:: problem.slices], problem.slices, problem.units
+    rare = kinds.index(min(kinds, key=kinds.count))
+    others = [other for other, kind in enumerate(kinds) if kind != kinds[rare]]
+    by_length = sorted(range(len(kinds)), key=lambda at: sum(problem.timing.takes[at * slices :: units]))
+    sorts = [dict(enumerate(order)) for order in (by_length, by_length[::-1])] if others else []
+    for labels in (*({rare: other, other: rare} for other in others), *sorts):
+        first = {at: labels.get(at // slices, at // slices) * slices + at % slices for at in range(units)}
+        yield [[n - n % units + first[n % units] for n in row] for row in rows]
 
 
 def with_solver(problem: Problem, found: Found, seconds: float, workers: int = 2) -> tuple[Found, Solved]:
@@ -172,15 +174,16 @@ def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:
 
 
 def _with_placement(problem: Problem) -> Iterator[Schedule]:
-    loops = problem.stages // problem.ranks
+    loops, shape = problem.stages // problem.ranks, (problem.placement, problem.slices, problem.copies)
     for name, build_named in builders.ORDERS.items():
-        if (loops > 1) != (name in (*builders.LOOPED, *builders.V_SHAPED)):
+        keys = signature(build_named).parameters
+        knobs = {key: value for key, value in (("stages_per_rank", loops), ("slices", problem.slices)) if key in keys}
+        if (name in builders.LOOPED and loops == 1) or knobs.get("slices") == 1:  # the same as another one
             continue
-        several = {"stages_per_rank": loops} if name in builders.LOOPED else {}
         try:
-            schedule = build_named(problem.ranks, problem.chunks, **several)
+            schedule = build_named(problem.ranks, problem.chunks, **knobs).apart
         except ValueError:  # too few chunks for it
             continue
         places = tuple(schedule.placement[stage] for stage in range(schedule.stages))
-        if places == problem.placement and schedule.slices == schedule.copies == 1:  # else it needs more
+        if (places, schedule.slices, schedule.copies) == shape:
             yield schedule

@@ -92,23 +92,22 @@ class _Model:
 
         self.model: Any = cp_model.CpModel()
         self._problem, self._timing = problem, timing
-        self._pairs = problem.stages * problem.chunks
-        whole = (*timing.takes, *timing.after, *timing.hops)
-        self._latest = sum(whole) + sum(timing.after) * problem.chunks + sum(timing.hops) * problem.chunks
+        self._pairs = problem.stages * problem.units
+        self._latest = sum(timing.takes) + sum(timing.after) + sum(timing.hops)
         self.least = 0
         self._end = self.model.new_int_var(0, self._latest, "makespan")
         self._begin = [self.model.new_int_var(0, self._latest, "") for _ in range(problem.count)]
         self._divided = {  # number of an I -> whether it has a W
             number: self.model.new_bool_var("")
             for stage, joins in enumerate(problem.joins)
-            for number in range(self._pairs + stage * problem.chunks, self._pairs + (stage + 1) * problem.chunks)
+            for number in range(self._pairs + stage * problem.units, self._pairs + (stage + 1) * problem.units)
             if joins
         }
         self._ends = [self._end_of(number) for number in range(problem.count)]
         for number in range(problem.count):
             self._constrain(number)
         for lanes in problem.lanes:
-            numbers = [lane * problem.chunks + m for lane in lanes for m in range(problem.chunks)]
+            numbers = [lane * problem.units + m for lane in lanes for m in range(problem.units)]
             self.model.add_no_overlap([self._busy(number) for number in numbers])
         if problem.link.queues:
             self._queue()
@@ -136,14 +135,21 @@ class _Model:
         """Return the solution's order."""
         problem, pairs = self._problem, self._pairs
         whole = {number for number, divided in self._divided.items() if not solver.value(divided)}
+        lanes = ((number, *divmod(number, problem.units)) for number in range(problem.count))
         order = [
-            (solver.value(self._begin[number]), solver.value(self._ends[number]), number)
-            for number in range(problem.count)
+            (
+                solver.value(self._begin[number]),
+                solver.value(self._ends[number]),
+                lane,
+                problem.turn(lane, unit),
+                number,
+            )
+            for number, lane, unit in lanes
             if number - pairs not in whole
         ]
         rows: Rows = [[] for _ in range(problem.ranks)]
-        for _, _, number in sorted(order):
-            rows[problem.lane_rank[number // problem.chunks]].append(number + 2 * pairs * (number in whole))
+        for *_, number in sorted(order):
+            rows[problem.lane_rank[number // problem.units]].append(number + 2 * pairs * (number in whole))
         return rows
 
     def _end_of(self, number: int) -> Any:
@@ -164,7 +170,7 @@ class _Model:
 
     def _busy(self, number: int) -> Any:
         """Return the interval in which an action keeps its rank busy."""
-        after = self._timing.after[number // self._problem.chunks]
+        after = self._timing.after[number]
         times = self._begin[number], self._takes(number) + after, self._ends[number] + after
         return self.model.new_optional_interval_var(*times, self._is_there(number), "")
 
@@ -172,12 +178,14 @@ class _Model:
         return self._divided.get(number - self._pairs, True)
 
     def _constrain(self, number: int) -> None:
-        """Put an action after those that it needs, and after the one of the microbatch before that is alike."""
+        """Put an action after those that it needs, and after the one of the unit before that is alike."""
         problem, model, begin = self._problem, self.model, self._begin[number]
-        lane, microbatch = divmod(number, problem.chunks)
-        source = problem.sources[lane]
+        lane, unit = divmod(number, problem.units)
+        source, beside = problem.sources[lane], problem.beside(number)
         if source != NONE:
-            model.add(begin >= self._ends[source * problem.chunks + microbatch] + self._timing.hops[lane])
+            model.add(begin >= self._ends[source * problem.units + unit] + self._timing.hops[number])
+        if beside != NONE:
+            model.add(begin >= self._ends[beside])
         if lane >= problem.stages:  # I after F, W after I
             model.add(begin >= self._ends[number - self._pairs])
         model.add(self._end >= self._ends[number]).only_enforce_if(self._is_there(number))
@@ -187,8 +195,8 @@ class _Model:
             model.add(begin >= self._ends[before]).only_enforce_if(is_there)
 
     def _before(self, number: int) -> int | None:
-        """Return the action of the microbatch before, of those of its kind, in the same lane."""
-        first, kinds = number - number % self._problem.chunks, self._problem.kinds
+        """Return the action of the unit before, of those of its kind, in the same lane."""
+        first, kinds = number - number % self._problem.units, self._problem.kinds
         alike = (each for each in range(number - 1, first - 1, -1) if kinds[each - first] == kinds[number - first])
         return next(alike, None)
 
@@ -198,13 +206,14 @@ class _Model:
         travels: dict[int, list[Any]] = {}
         sent: dict[int, Any] = {}
         for number in range(2 * self._pairs):
-            lane, microbatch = divmod(number, problem.chunks)
+            lane, unit = divmod(number, problem.units)
             if (link := problem.links[lane]) == NONE:
                 continue
-            hop, taker = self._timing.hops[problem.takers[lane]], problem.takers[lane]
+            taker = problem.takers[lane] * problem.units + unit
+            hop = self._timing.hops[taker]
             sent[number] = start = model.new_int_var(0, self._latest, "")
             model.add(start >= self._ends[number])
-            model.add(self._begin[taker * problem.chunks + microbatch] >= start + hop)
+            model.add(self._begin[taker] >= start + hop)
             if (before := self._before(number)) is not None:
                 model.add(start >= sent[before] + hop)
             travels.setdefault(link, []).append(model.new_fixed_size_interval_var(start, hop, ""))
@@ -222,7 +231,7 @@ class _Model:
                     round(_exact(each) / scale)
                     for each in (memory.pending[stage], memory.kept[stage] - memory.pending[stage])
                 )
-                for first in range(stage * problem.chunks, (stage + 1) * problem.chunks):
+                for first in range(stage * problem.units, (stage + 1) * problem.units):
                     for last, demand in ((first + pairs, rest), (first + 2 * pairs, pending)):
                         if demand:
                             length, stop = (model.new_int_var(0, self._latest, "") for _ in range(2))

@@ -10,6 +10,6 @@
 
 from microp.planner.advice import advice, fill_text
 from microp.planner.balance import NoRoomError, Task, cut
-from microp.planner.choices import ORDERS, POLICIES, Choice, Priced, Pricer, Subject
+from microp.planner.choices import KNOBS, ORDERS, POLICIES, Choice, Priced, Pricer, Subject
 from microp.planner.prices import EstimatedPrices, LayerPrices, Loads, NominalPrices, Prices, ProfilePrices
 from microp.planner.search import Found, Space, search, what_binds

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from microp.planner.choices import ORDERS, Choice, Priced, Pricer
+from microp.planner.choices import ORDERS, Choice, Priced, Pricer, knobs_of
 from microp.schedule.builders import LOOPED, V_SHAPED
 from microp.simulator import Part
 from microp.system import size_text
@@ -64,8 +64,9 @@ def _peak(pricer: Pricer, choice: Choice) -> float:
     ranks = pricer.ranks(choice, schedule) if schedule is not None else None
     if schedule is None or ranks is None:
         return inf
-    sizes = pricer.sizes(choice, pricer.task(choice, schedule))
-    return inf if sizes is None else max(ranks.peaks(sizes))
+    task = pricer.task(choice, schedule)
+    sizes = pricer.sizes(choice, task)
+    return inf if sizes is None else max(ranks.peaks(task.workload(sizes).layers))
 
 
 def _priced(pricer: Pricer, options: Sequence[tuple[str, Choice]], cap: float) -> list[tuple[str, Priced]]:
@@ -98,11 +99,11 @@ def _single(pricer: Pricer, now: Choice) -> Iterator[tuple[str, Choice]]:
             yield words, now._replace(checkpointing=each)
     for name in ORDERS:
         if name != now.schedule:
-            several, words = 2 if name in LOOPED else 0, f"schedule={name}"
-            if several and now.stages_per_rank not in (0, several):
-                words += f" schedule.stages_per_rank={several}"
-            new = now._replace(schedule=name, stages_per_rank=several)
-            if now.partition == "given" and (several or name in V_SHAPED):  # sizes for another number of stages
+            knobs, asked, words = knobs_of(name), dict(now.knobs), f"schedule={name}"
+            for key in (key for key, value in knobs.items() if asked.get(key, value) != value):
+                words += f" schedule.{key}={knobs[key]}"
+            new = now._replace(schedule=name, knobs=tuple(knobs.items()))
+            if now.partition == "given" and name in (*LOOPED, *V_SHAPED):  # sizes for another number of stages
                 words, new = f"{words} partition=uniform", new._replace(partition="uniform")
             yield words, new
     if now.partition != "balanced":

@@ -60,8 +60,13 @@ class Task:
     batch: tuple[float, float] = (0, 0)
 
     def workload(self, sizes: Sequence[int]) -> Workload:
-        """Return the workload with these numbers of layers."""
-        return self.base._replace(layers=tuple(sizes))
+        """Return the workload with these numbers of layers, which every copy of the model has."""
+        return self.base._replace(layers=tuple(sizes) * self.base.schedule.copies)
+
+    def cut(self, even: Sequence[int]) -> Sizes:
+        """Return the sizes whose longest stage is shortest, of one copy of the model; `even`: any sizes."""
+        loads, depth = self.prices.loads(self.workload(even)), self.base.schedule.depth
+        return cut(replace(loads, scale=loads.scale[:depth], fixed=loads.fixed[:depth]))
 
     def step(self, sizes: Sequence[int]) -> float:
         """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
@@ -83,15 +88,15 @@ class Task:
             NoRoomError: no partition fits into the ranks' memory.
             ValueError: there are too many layers.
         """
-        even = uniform(layers, self.base.schedule.stages).sizes
-        sizes: Sizes | None = cut(self.prices.loads(self.workload(even)))
+        even = uniform(layers, self.base.schedule.depth).sizes
+        sizes: Sizes | None = self.cut(even)
         assert sizes is not None
         ranks, cap = self.ranks(), self.cap or 0
-        if refine or (ranks is not None and max(ranks.peaks(sizes)) > cap):
+        if refine or (ranks is not None and max(ranks.peaks(self.workload(sizes).layers)) > cap):
             sizes = refined(self, [even, sizes], ranks)
         if sizes is None:
             assert ranks is not None, "without a cap every partition fits"
-            least = max(ranks.peaks(even)) / GIB
+            least = max(ranks.peaks(self.workload(even).layers)) / GIB
             raise NoRoomError(
                 f"device.memory_gib={cap / GIB:g} is too little for any partition of {layers} layers into "
                 f"{len(even)} stages that was tried (the uniform one needs {least:.3g} GiB): use more chunks, "
@@ -104,7 +109,7 @@ class Steps:
     """Computes the steps of many partitions at once; the costs of equal stages are composed once."""
 
     def __init__(self, task: Task, layers: int) -> None:
-        self._task, self._kinds = task, task.prices.kinds or range(layers)
+        self._task, self._kinds = task, [*(task.prices.kinds or range(layers))] * task.base.schedule.copies
         self._known: dict[tuple[int, ...], list[float]] = {}  # a stage and the kinds of its layers -> its costs
 
     def __call__(self, partitions: Sequence[Sizes]) -> Floats:
@@ -116,11 +121,12 @@ class Steps:
 
     def _stages(self, sizes: Sizes) -> list[list[float]]:
         """Return the costs of each stage, in the order of `_names`."""
-        ends = accumulate(sizes)
-        keys = [(stage, *self._kinds[end - sizes[stage] : end]) for stage, end in enumerate(ends)]
+        workload = self._task.workload(sizes)
+        ends = enumerate(accumulate(workload.layers))
+        keys = [(stage, *self._kinds[end - workload.layers[stage] : end]) for stage, end in ends]
         if any(key not in self._known for key in keys):
-            costs = self._task.prices.costs(self._task.workload(sizes))
-            costs = replace(costs, latency=tuple(map(costs.hop, range(len(sizes)))))
+            costs = self._task.prices.costs(workload)
+            costs = replace(costs, latency=tuple(map(costs.hop, range(len(keys)))))
             for key, *own in zip(keys, *(getattr(costs, name) for name in _names(costs)), strict=True):
                 self._known.setdefault(key, own)
         return [self._known[key] for key in keys]
@@ -147,7 +153,7 @@ def refined(task: Task, begin: Sequence[Sizes], ranks: Ranks | None) -> Sizes | 
 
     @cache
     def peak(sizes: Sizes) -> float:
-        return 0.0 if ranks is None else max(ranks.peaks(sizes))
+        return 0.0 if ranks is None else max(ranks.peaks(task.workload(sizes).layers))
 
     def excess(sizes: Sizes) -> float:
         return 0.0 if cap is None else max(0.0, peak(sizes) - cap)

@@ -1,4 +1,4 @@
-"""Prices what a planner can choose: schedule, chunks, checkpointing, partition, stages per rank and replicas.
+"""Prices what a planner can choose: schedule and its knobs, chunks, checkpointing, partition and replicas.
 
 ::
 
@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, NamedTuple
 
 from microp.job import Workload, unit_rows
-from microp.planner.balance import Task, cut, refined
+from microp.planner.balance import Task, refined
 from microp.planner.prices import Prices
 from microp.schedule import Schedule, builders, spread, uniform
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks
 
-ORDERS = {
-    name: build for name, build in builders.ORDERS.items() if name not in ("naive", "seq_1f1b", "dualpipe", "chimera")
-}
+ORDERS = {name: build for name, build in builders.ORDERS.items() if name != "naive"}
+KNOBS = ("stages_per_rank", "slices")  # of group schedule: what is chosen beside the schedule
 POLICIES = ("never", "except_last", "always")  # and segments=n
 
 
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
         schedule: the option of group schedule.
         checkpointing: `never`, `always`, `except_last`, or `segments=2`.
         partition: `uniform` or `balanced`, or `given` for sizes that the user chose.
-        stages_per_rank: of a looped schedule; 0 for the others.
+        knobs: the keys of the schedule that are chosen, with their values.
         replicas: the number of pipelines that the devices are divided into.
     """
 
@@ -42,14 +42,13 @@ class Choice(NamedTuple):
     chunks: int
     checkpointing: str = "never"
     partition: str = "uniform"
-    stages_per_rank: int = 0
+    knobs: tuple[tuple[str, int], ...] = ()
     replicas: int = 1
 
     def words(self) -> list[str]:
         """Return the overrides that choose this, without the partition."""
         found = [f"schedule={self.schedule}", f"chunks={self.chunks}"]
-        if self.stages_per_rank:
-            found.append(f"schedule.stages_per_rank={self.stages_per_rank}")
+        found += [f"schedule.{key}={value}" for key, value in self.knobs]
         if self.checkpointing != "never":
             name, _, segments = self.checkpointing.partition("=")
             found.append(f"checkpointing={name}")
@@ -61,7 +60,7 @@ class Priced(NamedTuple):
     """A choice, and what it costs.
 
     Attributes:
-        sizes: the number of layers of each stage.
+        sizes: the number of layers of each stage, of one copy of the model.
         step: the time of a step, in the unit of the prices: of its simulated actions, or after `forecast` of all.
         peaks: the bytes of each rank at its peak; empty if nothing is known about memory.
     """
@@ -83,21 +82,29 @@ class Subject:
 
     Attributes:
         devices: the number of devices, all replicas together.
-        memory: returns the memory of each layer, for a backward that is divided or not and a number of slices; None:
-            memory does not count.
+        memory: returns the memory of each layer, for a backward that is divided or not, a number of slices and the
+            rows of a microbatch; None: memory does not count.
         batch_bytes: a number of rows -> the bytes of their inputs and of their targets.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
         holds: as in `Workload`; the buckets are those of several replicas.
+        as_run: returns the order that runs for one of a schedule's name; raises ValueError if none can.
     """
 
     layers: int
     devices: int
     batch_size: int
     prices: Prices
-    memory: Callable[[bool, int], Sequence[LayerMemory]] | None = None
+    memory: Callable[[bool, int, float], Sequence[LayerMemory]] | None = None
     batch_bytes: Callable[[int], tuple[float, float]] = lambda _: (0, 0)
     states: int = 2
     holds: Holds = HOLDS_NOTHING
+    as_run: Callable[[str, Schedule], Schedule] = lambda _, schedule: schedule
+
+
+def knobs_of(schedule: str) -> dict[str, int]:
+    """Return the knobs of a schedule, with their defaults."""
+    parameters = signature(ORDERS[schedule]).parameters
+    return {key: parameters[key].default for key in KNOBS if key in parameters}
 
 
 def policy(text: str) -> Checkpointing:
@@ -107,27 +114,21 @@ def policy(text: str) -> Checkpointing:
 
 
 class Pricer:
-    """Prices choices for one subject."""
+    """Prices choices for one subject; `refusals` are the reasons why schedules do not exist."""
 
     def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+        self.subject, self.refusals = subject, list[str]()
         self._schedules: dict[tuple[Any, ...], Schedule | None] = {}
         self._counts: dict[tuple[Any, ...], Any] = {}
         self._given: tuple[int, ...] = ()
 
     def add(self, choice: Choice, schedule: Schedule, sizes: Sequence[int]) -> Priced:
         """Return the price of a user's own choice: this schedule, and these sizes for the partition `given`."""
-        self._schedules[choice.schedule, len(schedule.ranks), schedule.chunks, choice.stages_per_rank] = schedule
+        self._schedules[choice.schedule, len(schedule.ranks), schedule.chunks, choice.knobs] = schedule
         self._given = tuple(sizes)
         priced = self.price(choice)
         assert priced is not None, "it exists"
         return priced
-
-    def weigh_layers(self) -> None:
-        """Measure the memory of the layers now; raises ValueError if the model is too large for that."""
-        if self.subject.memory is not None:
-            for split in (False, True):
-                self.subject.memory(split, 1)
 
     def schedule(self, choice: Choice) -> Schedule | None:
         """Return the schedule of a choice, or None if there is none for its numbers."""
@@ -136,15 +137,16 @@ class Pricer:
             return None
         if choice.chunks * choice.replicas > self.subject.batch_size:
             return None
-        key = choice.schedule, ranks, choice.chunks, choice.stages_per_rank
+        key = choice.schedule, ranks, choice.chunks, choice.knobs
         if key not in self._schedules:
-            knobs = {"stages_per_rank": choice.stages_per_rank} if choice.stages_per_rank else {}
             try:
-                self._schedules[key] = ORDERS[choice.schedule](ranks=ranks, chunks=choice.chunks, **knobs)
-            except (KeyError, ValueError):
+                built = ORDERS[choice.schedule](ranks=ranks, chunks=choice.chunks, **dict(choice.knobs))
+                self._schedules[key] = self.subject.as_run(choice.schedule, built)
+            except (KeyError, ValueError) as error:
                 self._schedules[key] = None
+                self.refusals.append(str(error))
         found = self._schedules[key]
-        return found if found is not None and found.stages <= self.subject.layers else None
+        return found if found is not None and found.depth <= self.subject.layers else None
 
     def task(self, choice: Choice, schedule: Schedule) -> Task:
         """Return what the partition of a choice is for."""
@@ -160,19 +162,21 @@ class Pricer:
         holds = holds._replace(buckets=holds.buckets and choice.replicas > 1)
         return Workload(schedule, (), rows, policy(choice.checkpointing), self.subject.states, holds)
 
+    def layers(self, choice: Choice, schedule: Schedule) -> Sequence[LayerMemory] | None:
+        """Return the memory of the layers in a choice, or None if memory does not count."""
+        if self.subject.memory is None:
+            return None
+        return self.subject.memory(bool(schedule.input_gradients), schedule.slices, self._share(choice) / choice.chunks)
+
     def ranks(self, choice: Choice, schedule: Schedule) -> Ranks | None:
         """Return the memory of the ranks of a choice, or None if memory does not count."""
-        if self.subject.memory is None:
+        if (memory := self.layers(choice, schedule)) is None:
             return None
         workload = self._workload(choice, schedule)
         uneven = workload.rows if len(set(workload.rows)) > 1 else ()
-        order = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank
+        order = choice.schedule, len(schedule.ranks), choice.chunks, choice.knobs
         key = order, workload.checkpointing.spared(choice.chunks), uneven
-        memory, batch = (
-            self.subject.memory(bool(schedule.input_gradients), schedule.slices),
-            self.subject.batch_bytes(self._share(choice)),
-        )
-        ranks = Ranks(workload, memory, batch, self._counts.get(key))
+        ranks = Ranks(workload, memory, self.subject.batch_bytes(self._share(choice)), self._counts.get(key))
         self._counts[key] = ranks.counts
         return ranks
 
@@ -183,11 +187,11 @@ class Pricer:
             cap: the bytes of each rank, which a balanced partition keeps to.
         """
         if choice.partition == "given":
-            return self._given if len(self._given) == task.base.schedule.stages else None
-        even = uniform(self.subject.layers, task.base.schedule.depth).sizes * task.base.schedule.copies
+            return self._given if len(self._given) == task.base.schedule.depth else None
+        even = uniform(self.subject.layers, task.base.schedule.depth).sizes
         if choice.partition == "uniform":
             return even
-        begin = [even, cut(task.prices.loads(task.workload(even)))]
+        begin = [even, task.cut(even)]
         return refined(replace(task, cap=cap), begin, self.ranks(choice, task.base.schedule))
 
     def price(self, choice: Choice, cap: float | None = None) -> Priced | None:
@@ -199,7 +203,7 @@ class Pricer:
         sizes, ranks = self.sizes(choice, task, cap), self.ranks(choice, schedule)
         if sizes is None:
             return None
-        peaks = tuple(ranks.peaks(sizes)) if ranks is not None else ()
+        peaks = tuple(ranks.peaks(task.workload(sizes).layers)) if ranks is not None else ()
         return Priced(choice, sizes, task.step(sizes), peaks)
 
     def least(self, plan: Priced) -> float:

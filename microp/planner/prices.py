@@ -143,7 +143,7 @@ class NominalPrices(Prices):
 
     def loads(self, workload: Workload) -> Loads:
         """Every layer is the same to nominal times, and a stage's time is linear in the number of its layers."""
-        stages, layers = workload.schedule.stages, sum(workload.layers)
+        stages, layers = workload.schedule.stages, sum(workload.layers) // workload.schedule.copies
         one, two = (stage_loads(workload, self.costs(workload._replace(layers=(count,) * stages))) for count in (1, 2))
         return Loads(
             layers=(1.0,) * layers,
@@ -194,7 +194,7 @@ class LayerPrices(Prices):
     def loads(self, workload: Workload) -> Loads:
         """A schedule that divides some of its backwards counts with their share on every stage."""
         schedule, again = workload.schedule, 0.0
-        divided = len(schedule.input_gradients) / (schedule.stages * schedule.units)
+        divided = len(schedule.input_gradients) / (schedule.depth * schedule.units)
         if workload.checkpointing.segments:
             again = 1 - len(workload.checkpointing.spared(schedule.units)) / schedule.units
 
@@ -313,7 +313,7 @@ def stage_loads(workload: Workload, costs: Costs) -> list[float]:
         whole = units - divided[stage]
         weight = costs.weight[stage] if costs.weight else 0
         again = costs.recompute[stage] if costs.recompute else 0
-        spared = sum(microbatch < schedule.units for microbatch in costs.spared)
+        spared = sum(schedule.copy_of(unit) == stage // schedule.depth for unit in costs.spared)
         loads.append(
             mean
             * float(

@@ -13,13 +13,13 @@ predicted to take, which is computed for those whose actions alone are not slowe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
 from microp import trace
-from microp.planner.choices import ORDERS, Choice, Priced, Pricer
+from microp.planner.choices import ORDERS, Choice, Priced, Pricer, knobs_of
 from microp.planner.prices import rank_loads
 from microp.schedule.builders import LOOPED
 from microp.simulator import simulate
@@ -37,15 +37,19 @@ class Space(NamedTuple):
     chunks: Sequence[int] = (4, 8, 16, 32)
     checkpointing: Sequence[str] = ("never", "always")
     partitions: Sequence[str] = ("uniform", "balanced")
-    stages_per_rank: Sequence[int] = (2,)
+    knobs: Mapping[str, Sequence[int]] = {"stages_per_rank": (2,), "slices": (2,)}
     replicas: Sequence[int] = (1,)
 
     def choices(self) -> Iterator[Choice]:
-        """Yield every choice; the number of stages per rank counts for looped schedules only."""
+        """Yield every choice; with one stage per rank a looped schedule is another one, and is left out."""
         for replicas, chunks, name in product(self.replicas, self.chunks, self.schedules):
-            for each in self.stages_per_rank if name in LOOPED else (0,):
+            keys = knobs_of(name)
+            for values in product(*(self.knobs[key] for key in keys)):
+                knobs = tuple(zip(keys, values, strict=True))
+                if name in LOOPED and ("stages_per_rank", 1) in knobs:
+                    continue
                 for policy, partition in product(self.checkpointing, self.partitions):
-                    yield Choice(name, chunks, policy, partition, each, replicas)
+                    yield Choice(name, chunks, policy, partition, knobs, replicas)
 
 
 class Found(NamedTuple):

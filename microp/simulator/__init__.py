@@ -40,6 +40,7 @@ from microp.simulator.simulation import Simulated, critical_path, simulate, step
 from microp.simulator.stage_memory import (
     MOST_ROWS,
     NOTHING,
+    WORK,
     LayerBytes,
     LayerMemory,
     Size,

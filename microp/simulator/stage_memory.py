@@ -32,6 +32,7 @@ from microp.schedule import spread
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 
 MOST_ROWS = 1024  # of a measurement: memory is linear in them, and the logits of more could fill the memory
+WORK = 1_000_000_000  # multiplications per microbatch; a larger microbatch is measured with fewer rows
 
 
 class Size(NamedTuple):

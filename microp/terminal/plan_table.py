@@ -31,12 +31,13 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) 
     steps = [f"{plan['step']:.4g}" for plan in plans]
     peaks = [f"{max(plan['peak_memory_mib'], default=0):.4g}" for plan in plans]
     layers = [_sizes(plan["sizes"]) for plan in plans]
+    orders = [f"{plan['schedule']} slices={plan['slices']}" if plan["slices"] else plan["schedule"] for plan in plans]
     binds = [plan["binds"] for plan in plans]
     columns = [
         Column("", [f"plan{number}" for number in range(1, len(plans) + 1)], "left", 100),
         Column(f"step {unit}", steps, importance=90, about="step: predicted time, as of a run."),
         Column("MiB", peaks, importance=90, about="MiB: predicted peak of the fullest rank."),
-        Column("schedule", [plan["schedule"] for plan in plans], importance=80),
+        Column("schedule", orders, importance=80),
         Column("chunks", [str(plan["chunks"]) for plan in plans], "right", 80),
         Column("checkpointing", [plan["checkpointing"] for plan in plans], importance=70),
         *([Column("replicas", [str(plan["replicas"]) for plan in plans], "right", 70)] if several else []),

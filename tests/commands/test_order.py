@@ -86,6 +86,9 @@ PROVEN = [  # words, and the least makespan that there is
     (f"chunks=3 schedule=zb_h1 {EMULATED} device.weight_ms=4 device.full_ms=5", 31),
     (f"chunks=2 schedule=gpipe {EMULATED} device.weight_ms=4 device.full_ms=1", 12),  # no W is worth its time
     (f"chunks=3 schedule=1f1b {EMULATED} checkpointing=except_last device.recompute_ms=2", 28),  # B and W take halves
+    (f"chunks=2 schedule=seq_1f1b {BY_HAND} costs.per_slice=[1,2]", 74 / 3),
+    (f"chunks=4 schedule=chimera {BY_HAND} activation_limit=2", 38),
+    (f"chunks=3 schedule=1f1b {BY_HAND} costs.per_microbatch=[1,3,2]", 67),
 ]
 
 

@@ -26,10 +26,19 @@ PLAIN, LOOPED, FOLDED = (lambda s, ranks: s), (lambda s, ranks: s % ranks), (lam
 
 
 def problem_of(
-    random: Random, placement: tuple[int, ...], chunks: int, rule: str, mode: str, overhead: bool, full: bool
+    random: Random,
+    placement: tuple[int, ...],
+    chunks: int,
+    rule: str,
+    mode: str,
+    overhead: bool,
+    full: bool,
+    slices: int = 1,
+    copies: int = 1,
+    unlike: bool = False,
 ) -> Problem:
     """Return a problem of this kind with random times, whole or of many digits, under a cap or none."""
-    stages, digits = len(placement), random.random() < 0.2
+    stages, digits, units = len(placement), random.random() < 0.2, chunks * slices
 
     def times(least: int, most: int) -> tuple[Any, ...]:
         return tuple(random.uniform(least, most) if digits else random.randint(least, most) for _ in placement)
@@ -39,10 +48,13 @@ def problem_of(
     given["overhead"] = times(0, 2) if overhead else ()
     given["full"] = tuple(random.randint(1, int(b + w)) for b, w in zip(backward, weight, strict=True)) if full else ()
     given["recompute"] = () if mode == "never" else times(1, 6)
-    given["spared"] = {"except_last": (chunks - 1,), "except_first": (0,)}.get(mode, ())
+    given["spared"] = {"except_last": (units - 1,), "except_first": (0,)}.get(mode, ())
+    if unlike:
+        given["shares"], given["sizes"] = (tuple(random.randint(1, 3) for _ in range(units)) for _ in range(2))
+        given["boundary"], given["bandwidth"] = times(0, 3), 1
     loops = stages // (max(placement) + 1)
-    cap = random.choice((None, *range(loops, loops * chunks + 1)))
-    return Problem(placement, chunks, Costs(forward, backward, weight, **given), pairs(stages, cap))
+    cap = random.choice((None, *range(loops // copies * slices, loops * units // copies + 1)))
+    return Problem(placement, chunks, Costs(forward, backward, weight, **given), pairs(stages, cap), slices, copies)
 
 
 def check(problem: Problem) -> None:
@@ -57,7 +69,8 @@ def check(problem: Problem) -> None:
         assert makespan(simulate(validate(each.schedule, cap), costs)) == each.makespan
         assert bound <= each.makespan * (1 + 1e-9)
         limit = each.makespan if proven else bound
-        faster = Orders(problem.placement, problem.chunks, costs, cap).faster_than(limit * (1 - 1e-9))
+        orders = Orders(problem.placement, problem.chunks, costs, cap, problem.slices, problem.copies)
+        faster = orders.faster_than(limit * (1 - 1e-9))
         assert faster is None, f"{problem}: {limit} is claimed; {makespan(simulate(faster, costs))} exists: {faster}"
 
 
@@ -90,6 +103,28 @@ def test_no_order_is_faster_than_claimed(placement, chunks, cap, few, whole):
     for seed, kind in enumerate(ALL if whole else Random(placement[-1]).sample(ALL, few)):
         problem = problem_of(Random(seed), placement, chunks, *kind)
         check(problem if cap is ANY else replace(problem, memory=pairs(problem.stages, cap)))
+
+
+@pytest.mark.parametrize("unlike", [False, True], ids=["alike", "unlike"])
+@pytest.mark.parametrize(
+    ("placement", "chunks", "slices", "copies", "few"),
+    [
+        ((0, 1), 3, 1, 1, 8),
+        ((0, 1), 1, 3, 1, 12),
+        ((0, 1), 2, 2, 1, 4),
+        ((0, 1, 2), 1, 2, 1, 12),
+        ((0, 1, 0, 1), 1, 2, 1, 6),
+        ((0, 1, 1, 0), 2, 1, 2, 12),
+        ((0, 1, 2, 2, 1, 0), 2, 1, 2, 4),
+        ((0, 1, 1, 0), 2, 2, 2, 1),
+    ],
+    ids=str,
+)
+def test_no_order_of_slices_copies_and_units_that_differ_is_faster_than_claimed(
+    placement, chunks, slices, copies, few, unlike
+):
+    for seed, kind in enumerate(Random(chunks + slices).sample(ALL, few)):
+        check(problem_of(Random(seed), placement, chunks, *kind, slices, copies, unlike))
 
 
 @pytest.mark.parametrize("rule", ["sender_busy", "serial_link"])

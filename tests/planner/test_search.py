@@ -16,14 +16,15 @@ from microp.settings import DeviceSettings, EmulatedSettings
 from microp.simulator import LayerMemory, LayerTimes, Size
 
 DEVICE = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.3, None, ["layer", "row"])
-LAYERS = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30), pending=Size(0, 10))] * 8
+LAYER = LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30), pending=Size(0, 10))
+LAYERS = [LAYER._replace(later=(LAYER,))] * 8
 UNEQUAL = LayerPrices("made up", [LayerTimes(t, t, t, 2 * t, t) for t in (1, 1, 2, 1, 3, 1, 1, 9)], latency=0.5)
 SPACE = Space(chunks=(2, 4, 8), checkpointing=("never", "always", "except_last"), replicas=(1, 2))
 
 
 def some_pricer(prices=None) -> Pricer:
     prices = NominalPrices(DEVICE) if prices is None else prices
-    return Pricer(Subject(8, 4, 32, prices, lambda split, slices: LAYERS, lambda rows: (0, 0)))
+    return Pricer(Subject(8, 4, 32, prices, lambda split, slices, rows: LAYERS))
 
 
 def all_sizes(layers: int, stages: int) -> list[tuple[int, ...]]:
@@ -39,8 +40,9 @@ def test_of_a_small_space_no_plan_and_no_partition_is_better(seed):
     times = [LayerTimes(*(chance.choice([1, 2, 4]) for _ in range(5))) for _ in range(layers)]
     device = replace(DEVICE, latency_ms=chance.choice([0.0, 1.0, 9.0]), reduce_ms=2.0)
     prices = chance.choice([NominalPrices(device), LayerPrices("made up", times, latency=chance.choice([0, 3]))])
-    pricer = Pricer(Subject(layers, ranks, 16, prices, lambda split, slices: LAYERS[:layers], lambda rows: (0, 0)))
-    names = chance.sample(["gpipe", "1f1b", "zb_h1", "zb_v", "interleaved", "zb_interleaved", "breadth_first"], 3)
+    pricer = Pricer(Subject(layers, ranks, 16, prices, lambda split, slices, rows: LAYERS[:layers]))
+    names = ["gpipe", "1f1b", "zb_h1", "zb_v", "interleaved", "zb_interleaved", "breadth_first", "seq_1f1b"]
+    names = [*chance.sample(names, 2), chance.choice(["dualpipe", "chimera"])]
     replicas = (1, 2) if isinstance(prices, NominalPrices) else (1,)
     space = Space(names, (2, 4, 8), ("never", "always"), replicas=replicas)
     cap = chance.choice([None, 0.9 * max(plan.peak for plan in search(pricer, space, None).front)])
@@ -51,7 +53,8 @@ def test_of_a_small_space_no_plan_and_no_partition_is_better(seed):
             continue
         task, memory, plan = pricer.task(choice, schedule), pricer.ranks(choice, schedule), pricer.price(choice, cap)
         if choice.partition == "balanced":
-            fitting = [each for each in all_sizes(layers, schedule.stages) if not cap or max(memory.peaks(each)) <= cap]
+            sizes = all_sizes(layers, schedule.depth)
+            fitting = [each for each in sizes if not cap or max(memory.peaks(task.workload(each).layers)) <= cap]
             assert (plan is not None) == bool(fitting)
             assert plan is None or plan.step == pytest.approx(min(map(task.step, fitting)))
         every += [plan] if plan is not None and (cap is None or plan.peak <= cap) else []
@@ -101,7 +104,7 @@ ADVISED = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.0, None, ["lay
 
 
 def advised_pricer(ranks: int = 4) -> Pricer:
-    return Pricer(Subject(8, ranks, 64, NominalPrices(ADVISED), lambda split, slices: LAYERS, lambda rows: (0, 0)))
+    return Pricer(Subject(8, ranks, 64, NominalPrices(ADVISED), lambda split, slices, rows: LAYERS))
 
 
 def gpipe_now() -> tuple:
@@ -150,7 +153,8 @@ def test_sizes_that_the_user_chose_are_kept_but_by_an_order_with_another_number_
 
 def test_an_order_with_fewer_stages_per_rank_than_now_is_advised_with_their_number():
     pricer = advised_pricer(2)
-    now = pricer.add(Choice("breadth_first", 4, stages_per_rank=4), builders.breadth_first(2, 4, 4), (1,) * 8)
-    looped = [words for words, plan in changes(pricer, now, 0.99 * now.peak) if plan.choice.stages_per_rank == 2]
+    four, two = ((("stages_per_rank", count),) for count in (4, 2))
+    now = pricer.add(Choice("breadth_first", 4, knobs=four), builders.breadth_first(2, 4, 4), (1,) * 8)
+    looped = [words for words, plan in changes(pricer, now, 0.99 * now.peak) if plan.choice.knobs == two]
     assert looped
     assert all(words.endswith(" schedule.stages_per_rank=2") for words in looped)
