@@ -28,7 +28,7 @@ from microp.config.config import compose_config, plain, read_config
 from microp.config.errors import ConfigError
 from microp.config.factory import asks_for, build
 from microp.config.memory_advice import memory_cap, memory_problem
-from microp.config.prediction import layer_memory, prices_of, profile_command, times_of, workload_of
+from microp.config.prediction import asked_workload, layer_memory, prices_of, profile_command, times_of
 from microp.config.schema import Config
 from microp.job import Job, Snapshot, question_id, run_id, torch_problems
 from microp.planner import NoRoomError, Task
@@ -68,7 +68,7 @@ def make_job(config: Config) -> Job:
             if not problems:
                 config = replace(config, device=times_of(config, schedule, sizes))
             if isinstance(config.device, EmulatedSettings) and not config.device.problems():
-                nominal_costs(config.device, workload_of(config, schedule, sizes), rows=1)
+                nominal_costs(config.device, asked_workload(config, schedule, sizes), rows=1)
                 nominal_optimizer(config.device, sizes * schedule.copies)
     except ValueError as error:
         problems.append(str(error))
@@ -248,7 +248,7 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
 
 def _task_of(config: Config, schedule: Schedule) -> Task:
     """Return what the partition is for, or raise ValueError if a model whose memory counts cannot be measured."""
-    workload, cap = workload_of(config, schedule), memory_cap(config)
+    workload, cap = asked_workload(config, schedule), memory_cap(config)
     rows = sum(workload.rows)
     mean = rows / len(workload.rows)
     memory = (

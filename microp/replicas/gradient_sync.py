@@ -22,26 +22,19 @@ from microp.comms import Comms, GroupComms, Ring, ShmComms, direct_sums
 from microp.device import Device, Run
 from microp.replicas.buckets import Bucket, Buckets, Start, fill
 from microp.settings import BucketSettings, SyncSettings
+from microp.system import MIB
 from microp.trace import Reduction
-
-MIB = 2**20
 
 
 class GradientSync:
-    """Makes the gradients of one rank equal on all replicas. This base class serves one replica and sums nothing.
+    """Makes the gradients of one rank equal on all replicas. This base class serves one replica and sums nothing."""
 
-    Attributes:
-        nbytes: the number of bytes that a step sums over the replicas.
-        loss_scale: the factor by which losses are multiplied, to undo a division by the number of replicas.
-        tensors: the tensors that it allocates itself.
-    """
-
-    nbytes = 0
-    loss_scale = 1
+    nbytes = 0  # the number of bytes that a step sums over the replicas
+    loss_scale = 1  # the factor by which losses are multiplied, to undo a division by the number of replicas
 
     def __init__(self, stages: Mapping[int, nn.Module], name: str = "alone") -> None:
         self.name = name
-        self.tensors: list[Tensor] = []
+        self.tensors: list[Tensor] = []  # those that it allocates itself
         self.parameters = {index: [p for p in stage.parameters() if p.requires_grad] for index, stage in stages.items()}
 
     def clear(self, step: int) -> None:
@@ -137,11 +130,7 @@ class BucketSync(GradientSync):
 class TorchDdp(GradientSync):
     """PyTorch's DistributedDataParallel, for comparison: its reducer averages the gradients in the last backward.
 
-    It also waits for the sums there, so that their time is part of that action.
-
-    Args:
-        comms: the transport between the replicas, over a process group.
-        bucket_mb: the size at which a bucket is full, in MiB.
+    It also waits for the sums there, so that their time is part of that action. `comms` is between the replicas.
     """
 
     def __init__(self, stages: Mapping[int, nn.Module], comms: Comms, bucket_mb: float) -> None:
@@ -207,11 +196,7 @@ class InTurn(GradientSync):
 def open_sync(
     settings: SyncSettings, stages: Mapping[int, nn.Module], split: Collection[int], comms: Comms, device: Device
 ) -> GradientSync:
-    """Return the gradient synchronization of one rank.
-
-    Args:
-        split: the stages whose backward is divided into I and W.
-    """
+    """Return the gradient synchronization of one rank; in `split` are stages whose B is divided into I and W."""
     if comms.replica_group is None:
         return GradientSync(stages)
     if not isinstance(settings, BucketSettings):
