@@ -19,6 +19,7 @@ The snapshot from which a run goes on is found and checked here, before any proc
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,32 +153,32 @@ def _about_pairs(config: Config, schedule: Schedule) -> tuple[str, ...]:
 
 def _order_problems(config: Config, schedule: Schedule) -> list[str]:
     """Return why this order cannot be run as it is asked for."""
-    problems: list[str] = []
-    if config.compile and schedule.input_gradients:
-        problems.append(
-            f"schedule={config.schedule['name']} divides the backward into I and W, and compile=true makes one "
-            "function of both: use a schedule without W, for example 1f1b, or compile=false"
-        )
-    problems += config.model.slice_problems(schedule.slices)
-    if schedule.copies > 1 and config.model.tied_weights:
-        problems.append(
-            f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} ties weights, "
-            "whose gradients are summed otherwise: use weights that are not tied, or a schedule without copies"
-        )
-    if schedule.copies > 1 and asks_for("partition", config.partition, "task"):
-        problems.append(
-            f"partition={config.partition['name']} weighs the stages of one model, and schedule="
-            f"{config.schedule['name']} has copies of it: use partition=uniform, skewed or sizes"
-        )
-    if schedule.copies > 1 and config.engine.name == "compare":
-        problems.append(
-            f"engine=compare has neither torch nor a limit beside schedule={config.schedule['name']}, which has copies "
-            "of the model: use engine=microp"
-        )
-    if config.compile and schedule.copies > 1:
-        problems.append(f"schedule={config.schedule['name']} has copies, which compile=true cannot: use compile=false")
-    if config.compile and schedule.slices > 1:
-        problems.append(f"schedule={config.schedule['name']} has slices, which compile=true cannot: use compile=false")
+    name, model, has_copies = f"schedule={config.schedule['name']}", config.model, schedule.copies > 1
+    misfits = [  # whether the order is such, and what to use
+        (
+            config.compile and schedule.input_gradients,
+            f"{name} divides the backward into I and W, and compile=true makes one function of both: use a schedule "
+            "without W, for example 1f1b, or compile=false",
+        ),
+        (
+            has_copies and model.tied_weights,
+            f"{name} has copies of the model, and model={model.name} ties weights, whose gradients are summed "
+            "otherwise: use weights that are not tied, or a schedule without copies",
+        ),
+        (
+            has_copies and asks_for("partition", config.partition, "task"),
+            f"partition={config.partition['name']} weighs the stages of one model, and {name} has copies of it: use "
+            "partition=uniform, skewed or sizes",
+        ),
+        (
+            has_copies and config.engine.name == "compare",
+            f"engine=compare has neither torch nor a limit beside {name}, which has copies of the model: use "
+            "engine=microp",
+        ),
+        (config.compile and has_copies, f"{name} has copies, which compile=true cannot: use compile=false"),
+        (config.compile and schedule.slices > 1, f"{name} has slices, which compile=true cannot: use compile=false"),
+    ]
+    problems: list[str] = [text for holds, text in misfits if holds] + model.slice_problems(schedule.slices)
     if isinstance(config.model, OwnSettings) and schedule.input_gradients:
         problems += config.model.facts.undivided
     if config.engine.name == "torch":
@@ -300,17 +301,12 @@ def about_resumed(jobs: list[Job]) -> list[str]:
         f"{job.run_id} goes on after step {snapshot.step} of {job.training_steps}, from {snapshot.folder}"
         for job, snapshot in resumed
     ]
-    return goes_on + changed_since(
-        (getattr(job.data, "path", None), _env_of(snapshot), job.data.contents()) for job, snapshot in resumed
-    )
-
-
-def _env_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the environment of the attempt that saved a snapshot; nothing if the snapshot was taken out of it."""
-    try:
-        return read_env(Path(snapshot.folder).parents[1])
-    except (RecordError, IndexError):
-        return {}
+    seen = []
+    for job, snapshot in resumed:
+        with suppress(RecordError, IndexError):  # the snapshot was taken out of its attempt
+            env = read_env(Path(snapshot.folder).parents[1])
+            seen.append((getattr(job.data, "path", None), env, job.data.contents()))
+    return goes_on + changed_since(seen)
 
 
 def _run(config: Config, job: Job) -> Path:
