@@ -12,7 +12,7 @@ each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from microp.job import Job, Snapshot
 from microp.model import Stage
 from microp.records import read_errors, read_rows, snapshots
 from microp.schedule import Action, Op
-from microp.settings import SyncSettings
+from microp.settings import EngineSettings, SyncSettings
 from microp.worker.failure import RankError, remedy
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
@@ -84,8 +84,8 @@ def _repeatable(job: Job, attempt: Path) -> Job | None:
     first = resumed.step if resumed else 0
     if sum(row["step_ms"] for row in rows if row["step"] >= first or row["phase"] == "warmup") > LONGEST_S * 1e3:
         return None
-    plain, engine = replace(job.computing, compile=False), job.engine
-    engine = replace(engine, name="microp") if engine.name == "torch" else engine
+    plain, name = replace(job.computing, compile=False), job.engine.name
+    engine = EngineSettings("microp" if name == "torch" else name, batch_weights=False)
     return replace(job, resumed=resumed, computing=plain, engine=engine, sync=SyncSettings("flat", "library"))
 
 
@@ -133,10 +133,6 @@ class _LookingStage(Stage):
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
         super().weight_gradient(microbatch, _)
         self._look(Op.W, microbatch)
-
-    def weight_gradients(self, microbatches: Sequence[int]) -> None:
-        super().weight_gradients(microbatches)
-        self._look(Op.W, microbatches[-1])
 
     def _look(self, op: Op, microbatch: int, result: Tensor | None = None) -> None:
         """Look at the weights' gradients, from the last layer to the first, then at the result."""
