@@ -267,17 +267,26 @@ def test_all_points_of_a_sweep_are_mirrored_when_it_ends(tmp_path):
     assert len(list((tmp_path / "outputs" / "wandb").glob("offline-run-*"))) == 6
 
 
+def broken(*_):
+    raise KeyError("_timestamp")
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
-    [("raise SystemExit(1)", "see {attempt}/tracking.log"), ("import time; time.sleep(60)", "took more than 1 s")],
+    [
+        ("raise SystemExit(1)", "see {attempt}/tracking.log"),
+        ("import time; time.sleep(60)", "took more than 1 s"),
+        (None, "KeyError: '_timestamp'), which is finished and recorded"),
+    ],
 )
-def test_a_process_that_fails_or_hangs_is_a_warning(code, why, tmp_path, monkeypatch, capsys):
+def test_w_and_b_that_fails_or_hangs_is_a_warning(code, why, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(attempt_module, "END_S", 1)
+    monkeypatch.setattr(attempt_module, "mirror", broken)
     config = read_config(compose_config(f"output_dir={tmp_path}", "tracking=offline"))
     attempt = tmp_path / "runs" / "test" / "attempt-1"
-    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    process = code and subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     attempt_module.mirror_ended(attempt, "finished", config, process)
-    assert process.returncode is not None
+    assert process is None or process.returncode is not None
     said = " ".join(capsys.readouterr().err.split())
     assert "W&B failed for test/attempt-1 (" in said
     assert why.format(attempt=attempt) in said
