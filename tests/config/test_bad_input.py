@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield made
     os.chdir(before)
-    for name in [name for name in sys.modules if name in ("own", "own_models", "own_broken", "own_exits")]:
+    for name in [name for name in sys.modules if name in ("own", "own_models", "own_exits")]:
         del sys.modules[name]
 
 

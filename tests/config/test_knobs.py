@@ -29,17 +29,6 @@ def points(*words: str):
     return configs, knobs.problems, knobs.notes
 
 
-@pytest.mark.parametrize("word", ["+foo=1", "++foo=1", "+model.foo=3", "~seed", "~model", "~model.dim"])
-def test_no_key_is_added_or_taken_away(word):
-    [problem] = refused(word)
-    assert word.strip("+~").split(".")[0].split("=")[0] in problem
-
-
-@pytest.mark.parametrize("word", ["device.name=cuda", "tracking.mode=online", "schedule.builder=os.system"])
-def test_what_says_which_option_was_chosen_cannot_be_set(word):
-    assert refused(word) == [f"{word} cannot be set, it says which option was chosen: use {word.split('.')[0]}=OPTION"]
-
-
 @pytest.mark.parametrize(
     ("word", "near"), [("schedul=1f1b", "schedule"), ("schedule=1fb1", "1f1b"), ("model.layer=3", "model.layers")]
 )
