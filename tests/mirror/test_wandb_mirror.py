@@ -336,8 +336,6 @@ def test_a_folder_that_is_not_there_and_online_without_a_key(monkeypatch, tmp_pa
     with pytest.raises(SystemExit, match="2"):
         tracking.main([str(tmp_path / "nothing")])
     assert "is not a folder" in capsys.readouterr().err
-    assert tracking.main([str(tmp_path)]) == 0
-    assert "holds no run, so there is nothing to mirror" in capsys.readouterr().err
     online = TrackingSettings("online", "microp", None, None, [], True, False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
