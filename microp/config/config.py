@@ -326,16 +326,12 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
     has = f"its keys are {', '.join(knobs)}" if knobs else "it has no keys"
     lacking = {}
     for key in keys.keys() - known:
-        near, other = get_close_matches(key, knobs, 1), _option_with(group, key)
+        near = get_close_matches(key, knobs, 1)
+        other = next((option for option in options_of(group) if key in default_values(group, option)), None)
         of_other = f"; {group}={other} has it (`override {group}: {other}` in a file's defaults list)" if other else ""
         remedy = f"did you mean {group}.{near[0]}?" if near else has + of_other
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking
-
-
-def _option_with(group: str, key: str) -> str | None:
-    """Return the first of microp's options of a group that has a key."""
-    return next((option for option in options_of(group) if key in default_values(group, option)), None)
 
 
 def _with_own_model(config: Config) -> Config:

@@ -17,7 +17,6 @@ from microp.system import sweep_names
 LONGEST = 400  # characters of a line
 # By these Hydra and its libraries refuse what a user typed or wrote into a file; a ConfigError is a ValueError.
 REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
-_PACKAGES = {"hydra/launcher/joblib": "'microp[joblib]'", "hydra/sweeper/optuna": "hydra-optuna-sweeper"}
 tracebacks = logging.getLogger("microp.tracebacks")  # shown with hydra.verbose=true, and with HYDRA_FULL_ERROR=1
 
 
@@ -79,19 +78,11 @@ def refusal(error: BaseException) -> list[str]:
         text += ": several values are a sweep, as 4,8 with -m, or in a file's hydra.sweeper.params"
     elif key in GROUPS and "Cannot assign" in text:
         text += f": a file chooses an option in its defaults list, by `override {key}: NAME`"
-    if isinstance(error, MissingConfigException) and (
-        str(error.missing_cfg_file) in _PACKAGES or not (near or text.startswith("In "))
-    ):
-        return [fitted(f"{text}{_remedy(str(error.missing_cfg_file), names)}")]
+    missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
+    if missing and not (near or text.startswith("In ") or missing.startswith("hydra/")):
+        known = f"; {missing.rpartition('/')[0]} is one of {', '.join(names)}" if "/" in missing else ""
+        text += f": -cd FOLDER names the folder that has {missing}.yaml{known}"
     return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]
-
-
-def _remedy(missing: str, options: Sequence[str]) -> str:
-    """Return what to do if a file of a configuration is not found."""
-    if package := _PACKAGES.get(missing):
-        return f", which is not installed: pip install {package}"
-    known = f"; {missing.rpartition('/')[0]} is one of {', '.join(options)}" if "/" in missing else ""
-    return f": -cd FOLDER names the folder that has {missing}.yaml{known}"
 
 
 def _initials(name: str) -> str:

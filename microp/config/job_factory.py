@@ -51,7 +51,10 @@ def make_job(config: Config) -> Job:
         if not any(problem.startswith(("ranks=", "chunks=")) for problem in broken_rules(config)):
             whole = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
             built = whole if _has_pairs(config) else whole.apart
-            pair_notes = _about_pairs(config, whole)
+            if whole.pairs and not _has_pairs(config):
+                where = "device.pair_ms gives a pair a time of its own" if config.device.is_emulated else ""
+                one_by_one = f"{whole.name} has {len(whole.pairs)} pairs, each run as its F, then its B"
+                pair_notes = (f"{one_by_one}: {where or 'nothing overlaps here'}",)
             limit = config.activation_limit
             schedule = validate(_named(config, built), None if limit is None or limit < 1 else limit)
             log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
@@ -142,13 +145,6 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
 def _has_pairs(config: Config) -> bool:
     """Return whether pairs have a time of their own; else a rank runs their forwards and backwards as in any order."""
     return getattr(config.device, "pair_ms", None) is not None
-
-
-def _about_pairs(config: Config, schedule: Schedule) -> tuple[str, ...]:
-    if not schedule.pairs or _has_pairs(config):
-        return ()
-    where = "device.pair_ms gives a pair a time of its own" if config.device.is_emulated else "nothing overlaps here"
-    return (f"{schedule.name} has {len(schedule.pairs)} pairs, each run as its F, then its B: {where}",)
 
 
 def _order_problems(config: Config, schedule: Schedule) -> list[str]:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from math import inf
 from time import perf_counter_ns
@@ -78,7 +78,10 @@ class BucketSync(GradientSync):
         super().__init__(stages, "ddp" if settings.name == "compare" else settings.name)
         assert comms.replica_group is not None
         self._rank, self._device, self._early = comms.rank, device, early
-        cuts = {index: list(map(Bucket, _cut(settings, held))) for index, held in self.parameters.items()}
+        first, others = (0.0, 0.0) if settings.name == "naive" else (inf, inf)
+        if isinstance(settings, BucketSettings):
+            first, others = settings.first_bucket_mb * MIB, settings.bucket_mb * MIB
+        cuts = {index: list(map(Bucket, fill(held, first, others))) for index, held in self.parameters.items()}
         every = [bucket for buckets in cuts.values() for bucket in buckets]
         self.nbytes = sum(bucket.nbytes for bucket in every)
         self.tensors = [bucket.buffer for bucket in every if bucket.buffer is not None]
@@ -208,15 +211,6 @@ def open_sync(
     if settings.name == "ddp":
         return buckets
     return InTurn([buckets, TorchDdp(stages, comms.replica_group, settings.bucket_mb)])
-
-
-def _cut(settings: SyncSettings, parameters: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-    """Cut a stage's parameters into buckets."""
-    if settings.name == "naive":
-        return [[parameter] for parameter in parameters]
-    if isinstance(settings, BucketSettings):
-        return fill(parameters, settings.first_bucket_mb * MIB, settings.bucket_mb * MIB)
-    return fill(parameters, inf, inf)
 
 
 def _open_sums(all_reduce: str, comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> Sequence[Start]:

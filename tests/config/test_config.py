@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 from configs import config, problems, warnings
-from hydra.errors import MissingConfigException
 
-from microp.config import make_job, plain, profile_command, refusal, typed_folder
+from microp.config import make_job, plain, profile_command, typed_folder
 from microp.job import question_id, run_id
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe
@@ -52,11 +51,6 @@ def test_defaults_are_those_of_the_readme(monkeypatch):
     assert warnings(config()) == []
     [cores] = warnings(config("ranks=3"))
     assert "ranks=3 compute on 2 cores: they take turns" in cores
-
-
-def test_a_plugin_of_hydra_that_is_not_installed_is_named_with_what_installs_it():
-    error = MissingConfigException("Could not find 'hydra/launcher/joblib'", "hydra/launcher/joblib")
-    assert refusal(error) == [f"{error}, which is not installed: pip install 'microp[joblib]'"]
 
 
 OWN = """
