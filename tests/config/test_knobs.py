@@ -68,15 +68,6 @@ def test_a_knob_that_no_point_of_a_sweep_uses_is_refused():
     assert notes == []
 
 
-def test_the_points_of_a_sweep_that_cannot_be_composed_say_why():
-    register()
-    with composer():
-        composed = compose_points(sweep_of("schedule=gpipe,1fb1", "rank=1,2", "chunks=2,4"))
-    assert len(composed) == 8
-    assert {len(point.problems) for point in composed} == {1}
-    assert {"rank", "1fb1"} <= {word for point in composed for word in ("rank", "1fb1") if word in point.problems[0]}
-
-
 GIVES = {
     "(1 + 2) * -3 / 2": -4.5,
     "  16 *\t4 ": 64,

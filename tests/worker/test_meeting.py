@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import messages
@@ -69,14 +68,3 @@ def test_links_on_a_host_are_mailboxes_and_others_are_sockets(tmp_path):
         2: {"0": "tcp", "1": "tcp", "3": "shm"},
         3: {"0": "tcp", "1": "tcp", "2": "shm"},
     }
-
-
-@pytest.mark.parametrize(("hosts", "interface"), [(TWO, "eth7"), (Hosts(("h0",), (0, 0)), "lo")])
-def test_a_name_that_is_loopback_here_is_not_listened_on(hosts, interface, monkeypatch):
-    """On Debian a host's own name is 127.0.1.1; then the way to the other hosts counts."""
-    cards = [{"address": "127.0.0.1"}, {"address": "10.1.2.3"}]
-    monkeypatch.setattr(os, "environ", {"MASTER_PORT": "29400"})
-    monkeypatch.setattr(meeting, "own_address", lambda *other: {("10.1.2.3", 29400): "10.1.2.4"}[other])
-    monkeypatch.setattr(meeting, "interface_of", {"10.1.2.4": "eth7"}.get)
-    meeting._choose_interface(cards, hosts, 0)
-    assert [os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")] == [interface] * 2
