@@ -50,6 +50,7 @@ def figure(
     scale: Scale = MILLISECONDS,
     sums: Mapping[str, Sequence[Reduction]] | None = None,
     endings: Sequence[str] = ENDINGS,
+    width: float = WIDTH,
 ) -> list[Path]:
     """Draw timelines one above the other on a common time axis, each from its first start; return the files.
 
@@ -57,9 +58,10 @@ def figure(
         panels: name -> spans, e.g. `predicted` and `measured`.
         path: the files' path without an ending, of which each kind in `endings` is written.
         sums: name -> the reductions over the replicas, drawn as thin bars below the actions.
+        width: inches, which a narrow column of a paper has fewer of.
     """
     with _style():
-        return _saved(sheet(panels, title, scale, sums), path, endings)
+        return _saved(sheet(panels, title, scale, sums, width=width), path, endings)
 
 
 def sheet(
@@ -68,13 +70,14 @@ def sheet(
     scale: Scale = MILLISECONDS,
     sums: Mapping[str, Sequence[Reduction]] | None = None,
     row: float = 0.4,
+    width: float = WIDTH,
 ) -> Any:
     """Return the drawing of `figure` as matplotlib's Figure, with rows of so many inches."""
     sums = sums or {}
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
     until = max(_length(spans, sums.get(name, ())) for name, spans in panels.items())
     with _style():
-        drawn = _empty(len(panels) * (0.5 + row * ranks) + 1.0)
+        drawn = _empty(len(panels) * (0.5 + row * ranks) + 1.0, width)
         axes = drawn.subplots(len(panels), 1, sharex=True, squeeze=False)
         for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
             draw(axis, spans, scale.length, sums.get(name, ()), until)
@@ -85,7 +88,7 @@ def sheet(
             drawn.suptitle(title, wrap=True)
         numbers = any(axis.texts for axis in axes[:, 0])
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()), numbers)
-        drawn.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+        drawn.legend(handles=handles, loc="outside lower center", ncols=1 if width < WIDTH else 2, frameon=False)
     return drawn
 
 
@@ -128,11 +131,11 @@ def _style() -> AbstractContextManager[Any]:
     return rc_context({**TEXT, "svg.hashsalt": "microp"})
 
 
-def _empty(height: float) -> Any:
-    """Return an empty figure of a page's width."""
+def _empty(height: float, width: float = WIDTH) -> Any:
+    """Return an empty figure, as wide as a page if nothing else is said."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(WIDTH, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _saved(drawn: Any, path: Path, endings: Sequence[str] = ENDINGS) -> list[Path]:
