@@ -14,7 +14,6 @@ from microp.config.schema import GROUPS, all_keys
 from microp.settings import quoted
 from microp.system import sweep_names
 
-LONGEST = 400  # characters of a line
 # By these Hydra and its libraries refuse what a user typed or wrote into a file; a ConfigError is a ValueError.
 REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 tracebacks = logging.getLogger("microp.tracebacks")  # shown with hydra.verbose=true, and with HYDRA_FULL_ERROR=1
@@ -28,7 +27,7 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = [fitted(problem) for problem in problems]
+        self.problems = list(problems)
         super().__init__("\n".join(self.problems))
 
 
@@ -82,7 +81,7 @@ def refusal(error: BaseException) -> list[str]:
     if missing and not (near or text.startswith("In ") or missing.startswith("hydra/")):
         known = f"; {missing.rpartition('/')[0]} is one of {', '.join(names)}" if "/" in missing else ""
         text += f": -cd FOLDER names the folder that has {missing}.yaml{known}"
-    return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]
+    return [f"{text} (did you mean {near[0]}?)" if near else text]
 
 
 def _initials(name: str) -> str:
@@ -97,16 +96,3 @@ def first_line(error: BaseException) -> str:
 def log_traceback(error: BaseException) -> None:
     """Log the whole traceback of an error, with what caused it, which the user is told in one line."""
     tracebacks.debug("%s", type(error).__name__, exc_info=error)
-
-
-def fitted(problem: str) -> str:
-    """Return a problem with printable characters and with lines of bounded length, which are cut in the middle.
-
-    A sentence begins with the key and ends with the remedy; what is long is a value that a user gave. Only a drawing
-    below the sentence has lines of its own.
-    """
-    lines = [
-        line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
-        for line in problem.split("\n")
-    ]
-    return "\n".join(quoted(line, most=len(line)) for line in lines)

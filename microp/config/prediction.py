@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.config.config import typed_folder
-from microp.config.schema import Config, default_batch_size, default_values, is_fixed
+from microp.config.schema import Config, default_values, is_fixed
 from microp.job import Job, Workload, workload_of
 from microp.planner import EstimatedPrices, NominalPrices, Prices, ProfilePrices
 from microp.profiling import (
@@ -244,7 +244,7 @@ def profile_command(config: Config) -> str:
     if isinstance(config.optimizer, SgdSettings) and not config.optimizer.momentum:
         keys.append("optimizer.momentum=0")
     keys += config.computing.words
-    keys += [f"batch_size={config.batch_size}"] if config.batch_size != default_batch_size(config.model.name) else []
+    keys.append(f"batch_size={config.batch_size}")
     keys += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
     return shlex.join(["python", "-m", "microp.profile", *typed_folder(), *keys])
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,14 +34,6 @@ from microp.worker.trainer import Trainer
 
 LONGEST_S = 60.0  # steps that took longer are not repeated
 Start = Callable[[Job, Path, float, Callable[[Job, Comms, int, Path], Any]], dict[int, Any]]
-
-
-class Finding(NamedTuple):
-    """What was not finite."""
-
-    when: int  # by `perf_counter_ns`, which all ranks of a host share
-    step: int
-    what: str  # it and its action, as words
 
 
 class DivergedRunError(RankError):
@@ -67,10 +59,8 @@ def explained(error: RankError, job: Job, attempt: Path, shutdown_s: float, star
         snapshots.remove(folder)
     if first is None:
         return error
-    said, _, _ = diverged[0].rpartition(": ")
-    return DivergedRunError(
-        f"{said}; the first that was not finite: {first.what}: {remedy(job, first.step)}", error.log
-    )
+    said, (_, step, what) = diverged[0].rpartition(": ")[0], first
+    return DivergedRunError(f"{said}; the first that was not finite: {what}: {remedy(job, step)}", error.log)
 
 
 def _repeatable(job: Job, attempt: Path) -> Job | None:
@@ -89,8 +79,11 @@ def _repeatable(job: Job, attempt: Path) -> Job | None:
     return replace(job, resumed=resumed, computing=plain, engine=engine, sync=SyncSettings("flat", "library"))
 
 
-def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> Finding | None:
-    """Make steps up to the step `last`; return what was not finite first on any rank, None if nothing was."""
+def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> list[Any] | None:
+    """Make steps up to the step `last`; return what was not finite first on any rank, None if nothing was.
+
+    That is its moment by `perf_counter_ns`, which all ranks of a host share, its step, and it and its action as words.
+    """
     trainer = Trainer(job, comms, local_rank, _LookingStage)
     snapshots = Snapshots(job, comms, trainer, attempt)
     for step, _, engine in job.of(comms.replica).phases():
@@ -104,8 +97,8 @@ def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> F
                 place = "" if layer is None else f" in layer {job.layers_of(index)[layer]}"
                 action = Action(op, index, microbatch)
                 seen.append((when, step, f"{what}{place}, by {action} in step {step} on rank {comms.world_rank}"))
-        if every := [Finding(*finding) for rank in comms.gather_all(seen) for finding in rank]:
-            return min(every)
+        if every := [finding for rank in comms.gather_all(seen) for finding in rank]:
+            return list(min(every))
         if step >= last:
             break
     return None
