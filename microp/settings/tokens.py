@@ -88,7 +88,8 @@ class TokenSettings(DataSettings):
 
     def _problem_of_bytes(self, size: int, head: bytes) -> str | None:
         """Return why a file without a header of numpy's, of this size and with these first bytes, is not tokens."""
-        for form, length, kind in (header for begins, header in _HEADERS.items() if head.startswith(begins)):
+        known = [header for begins, header in _HEADERS.items() if head.startswith(begins)]
+        for form, length, kind in known or _like_llm_c(head, size):
             keys = [f"data.skip={length}"] if self.skip != length else []
             keys += [f"data.type={kind}"] if kind and _width(self.type) != _width(kind) else []
             if keys:
@@ -164,6 +165,16 @@ def _alternates(tokens: Any) -> bool:
     few, many = sorted(int((half != 0).sum()) for half in halves)
     small, large = sorted(int(half.max(initial=0)) for half in halves)
     return (many >= 8 and few <= many // 4) or (len(tokens) >= 32 and small < 64 and large >= 4096)
+
+
+def _like_llm_c(head: bytes, size: int) -> list[tuple[str, int, str]]:
+    """Return the header of llm.c's form that a file of this size begins with, if it does; its first number is free.
+
+    It has 256 numbers of 4 bytes, of which the third is the number of tokens and those after it are 0.
+    """
+    count, rest = int.from_bytes(head[8:12], "little"), size - 1024
+    fitting = [kind for kind in ("uint16", "uint32") if rest > 0 and count * _width(kind) == rest]
+    return [("llm.c", 1024, kind) for kind in fitting if not any(head[12:1024])]
 
 
 def _width(kind: str) -> int:

@@ -166,6 +166,7 @@ def llm_c(magic: int, version: int, kind: str) -> bytes:
     [
         (llm_c(20240520, 1, "uint16"), f"{LLM_C} (and modded-nanogpt): set data.skip=1024"),
         (llm_c(20240801, 7, "uint32"), f"{LLM_C}: set data.skip=1024 data.type=uint32"),
+        (llm_c(20300101, 9, "uint32"), f"{LLM_C}: set data.skip=1024 data.type=uint32"),
         (b"LITPKDS" + bytes(17) + WORDS.astype("uint16").tobytes(), "in the form of lit-gpt: set data.skip=24"),
         ("What is this?\r\n\tCafé ".encode() * 300, "holds text and no tokens: use data=text"),
         (b"\x1f\x8b" + bytes(100), "is compressed, a table or numpy's under another name: give numbers alone"),
