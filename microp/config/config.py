@@ -137,16 +137,11 @@ def with_profiles(words: Sequence[str]) -> list[str]:
     return replaced
 
 
-def key_of(word: str) -> str:
-    """Return the key of an override: `chunks` of `++chunks=3`."""
-    return word.lstrip("+~").partition("=")[0]
-
-
 def word_problems(words: Sequence[str]) -> list[str]:
     """Return which overrides Hydra takes although the record would not say what ran, one sentence each."""
     problems = []
     for word in words:
-        key = key_of(word)
+        key = word.lstrip("+~").partition("=")[0]  # `chunks` of `++chunks=3`
         group, _, knob = key.partition(".")
         if word.startswith(("+", "~")):
             problems.append(f"{quoted(word)}: no key is added or taken away, write {key}=VALUE with a key of --help")
@@ -174,20 +169,12 @@ def compose_config(*overrides: str, name: str = "config", folder: Path | str | N
         folder: of the user's own options, as after `-cd` on the command line.
 
     Raises:
-        ConfigError: there is no such folder, a key or an option does not exist, a value has the wrong type, or a key
-            is not used.
+        ConfigError: a key or an option does not exist, a value has the wrong type, or a key is not used.
     """
-    typed_words = [word for word in overrides if isinstance(word, str) and not word.startswith("-")]
-    if problems := [
-        f"{word!r} is not an override, such as 'chunks=8'" for word in overrides if word not in typed_words
-    ]:
-        raise ConfigError(problems)
     words = with_profiles(overrides)
     if problems := word_problems(words):
         raise ConfigError(problems)
     if folder is not None:
-        if not Path(folder).is_dir():
-            raise ConfigError([f"folder={quoted(folder)} is not one: give the folder in which model/ or schedule/ is"])
         see_current_folder()
     register(name)
     knobs = Knobs()
@@ -339,16 +326,12 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
     has = f"its keys are {', '.join(knobs)}" if knobs else "it has no keys"
     lacking = {}
     for key in keys.keys() - known:
-        near, other = get_close_matches(key, knobs, 1), _option_with(group, key)
+        near = get_close_matches(key, knobs, 1)
+        other = next((option for option in options_of(group) if key in default_values(group, option)), None)
         of_other = f"; {group}={other} has it (`override {group}: {other}` in a file's defaults list)" if other else ""
         remedy = f"did you mean {group}.{near[0]}?" if near else has + of_other
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking
-
-
-def _option_with(group: str, key: str) -> str | None:
-    """Return the first of microp's options of a group that has a key."""
-    return next((option for option in options_of(group) if key in default_values(group, option)), None)
 
 
 def _with_own_model(config: Config) -> Config:

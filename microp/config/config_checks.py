@@ -60,31 +60,27 @@ def problems(config: Config) -> list[str]:
             "use device=cpu"
         )
     if not wrong:
-        return _problems_together(config) or _machine_problems(config)
+        return _problems_together(config) or _lacking(config)
     # A value that is wrong by itself need not fit the others.
     told = {problem.partition("=")[0] for problem in wrong}
     return wrong + [problem for problem in _problems_together(config) if problem.partition("=")[0] not in told]
 
 
-def _machine_problems(config: Config) -> list[str]:
-    """Return what this machine lacks for a valid configuration; a job of Slurm runs on another one."""
+def _lacking(config: Config) -> list[str]:
+    """Return what this machine lacks for a valid configuration; a job of Slurm runs on another one.
+
+    The memory that a run needs at least is the weights, their gradients and the optimizer's state in every replica, the
+    batch on the ranks of the first and of the last stage, one tensor between two stages, and what a rank has besides.
+    """
     if isinstance(config.launch, SlurmSettings):
         return no_slurm()
-    lacking = no_compiler() if config.compile and config.device.name != "cuda" else []
-    return lacking or _memory_problems(config, ranks_here(config))
-
-
-def _memory_problems(config: Config, processes: int) -> list[str]:
-    """Return why the run does not fit into this machine's memory; it counts the least that a run needs.
-
-    That is the weights, their gradients and the optimizer's state in every replica, the batch on the ranks of the
-    first and of the last stage, one tensor between two stages, of the largest microbatch, and what a rank has besides.
-    """
+    if config.compile and config.device.name != "cuda" and (lacking := no_compiler()):
+        return lacking
     model, rows = config.model, -(-config.batch_size // config.replicas // config.chunks)
     total = sum(model.batch_bytes(config.batch_size))
     if config.device.name != "cuda":
         numbers = model.weights + (1 + config.optimizer.states) * model.trained  # a frozen weight has no gradient
-        total += numbers * config.replicas * model.weight_bytes + PROCESS * processes
+        total += numbers * config.replicas * model.weight_bytes + PROCESS * ranks_here(config)
         total += round(rows * model.hop_bytes((model.layers,), config.computing))
     if total <= memory_bytes():
         return []

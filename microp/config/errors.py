@@ -14,10 +14,8 @@ from microp.config.schema import GROUPS, all_keys
 from microp.settings import quoted
 from microp.system import sweep_names
 
-LONGEST = 400  # characters of a line
 # By these Hydra and its libraries refuse what a user typed or wrote into a file; a ConfigError is a ValueError.
 REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
-_PACKAGES = {"hydra/launcher/joblib": "'microp[joblib]'", "hydra/sweeper/optuna": "hydra-optuna-sweeper"}
 tracebacks = logging.getLogger("microp.tracebacks")  # shown with hydra.verbose=true, and with HYDRA_FULL_ERROR=1
 
 
@@ -29,7 +27,7 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = [fitted(problem) for problem in problems]
+        self.problems = list(problems)
         super().__init__("\n".join(self.problems))
 
 
@@ -79,19 +77,11 @@ def refusal(error: BaseException) -> list[str]:
         text += ": several values are a sweep, as 4,8 with -m, or in a file's hydra.sweeper.params"
     elif key in GROUPS and "Cannot assign" in text:
         text += f": a file chooses an option in its defaults list, by `override {key}: NAME`"
-    if isinstance(error, MissingConfigException) and (
-        str(error.missing_cfg_file) in _PACKAGES or not (near or text.startswith("In "))
-    ):
-        return [fitted(f"{text}{_remedy(str(error.missing_cfg_file), names)}")]
-    return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]
-
-
-def _remedy(missing: str, options: Sequence[str]) -> str:
-    """Return what to do if a file of a configuration is not found."""
-    if package := _PACKAGES.get(missing):
-        return f", which is not installed: pip install {package}"
-    known = f"; {missing.rpartition('/')[0]} is one of {', '.join(options)}" if "/" in missing else ""
-    return f": -cd FOLDER names the folder that has {missing}.yaml{known}"
+    missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
+    if missing and not (near or text.startswith("In ") or missing.startswith("hydra/")):
+        known = f"; {missing.rpartition('/')[0]} is one of {', '.join(names)}" if "/" in missing else ""
+        text += f": -cd FOLDER names the folder that has {missing}.yaml{known}"
+    return [f"{text} (did you mean {near[0]}?)" if near else text]
 
 
 def _initials(name: str) -> str:
@@ -106,16 +96,3 @@ def first_line(error: BaseException) -> str:
 def log_traceback(error: BaseException) -> None:
     """Log the whole traceback of an error, with what caused it, which the user is told in one line."""
     tracebacks.debug("%s", type(error).__name__, exc_info=error)
-
-
-def fitted(problem: str) -> str:
-    """Return a problem with printable characters and with lines of bounded length, which are cut in the middle.
-
-    A sentence begins with the key and ends with the remedy; what is long is a value that a user gave. Only a drawing
-    below the sentence has lines of its own.
-    """
-    lines = [
-        line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
-        for line in problem.split("\n")
-    ]
-    return "\n".join(quoted(line, most=len(line)) for line in lines)

@@ -95,7 +95,8 @@ def build(
             named = any(str(error).startswith(f"{key}=") for key in knobs)
             raise ValueError(f"{group}.{error}" if named else str(error)) from error
         numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
-        raise ValueError(f"{what} failed for {numbers}: {_with_cause(error)}") from error
+        said = _said(error) if (first := _first_of(error)) is error else f"{_said(error)}, from {_said(first)}"
+        raise ValueError(f"{what} failed for {numbers}: {said}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -158,13 +159,8 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
         raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
 
 
-def _with_cause(error: BaseException) -> str:
-    """Return what an exception says, and the one that was raised first of those that led to it."""
-    first = _first_of(error)
-    return _said(error) if first is error else f"{_said(error)}, from {_said(first)}"
-
-
 def _first_of(error: BaseException) -> BaseException:
+    """Return the exception that was raised first of those that led to this one."""
     while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         error = before
     return error

@@ -19,6 +19,7 @@ The snapshot from which a run goes on is found and checked here, before any proc
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from microp.config.config import compose_config, plain, read_config
 from microp.config.errors import ConfigError
 from microp.config.factory import build
 from microp.config.memory_advice import memory_cap, memory_problem
-from microp.config.prediction import layer_memory, prices_of, profile_command, times_of, workload_of
+from microp.config.prediction import asked_workload, layer_memory, prices_of, profile_command, times_of
 from microp.config.schema import Config
 from microp.job import Job, Snapshot, question_id, run_id
 from microp.planner import NoRoomError, Task
@@ -68,7 +69,7 @@ def make_job(config: Config) -> Job:
             if not problems:
                 config = replace(config, device=times_of(config, schedule, sizes))
             if isinstance(config.device, EmulatedSettings) and not config.device.problems():
-                nominal_costs(config.device, workload_of(config, schedule, sizes), rows=1)
+                nominal_costs(config.device, asked_workload(config, schedule, sizes), rows=1)
                 nominal_optimizer(config.device, sizes * schedule.copies)
     except ValueError as error:
         problems.append(str(error))
@@ -206,7 +207,7 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
 
 def _task_of(config: Config, schedule: Schedule) -> Task:
     """Return what the partition is for, or raise ValueError if a model whose memory counts cannot be measured."""
-    workload, cap = workload_of(config, schedule), memory_cap(config)
+    workload, cap = asked_workload(config, schedule), memory_cap(config)
     rows = sum(workload.rows)
     mean = rows / len(workload.rows)
     memory = (
@@ -258,17 +259,12 @@ def about_resumed(jobs: list[Job]) -> list[str]:
         f"{job.run_id} goes on after step {snapshot.step} of {job.training_steps}, from {snapshot.folder}"
         for job, snapshot in resumed
     ]
-    return goes_on + changed_since(
-        (getattr(job.data, "path", None), _env_of(snapshot), job.data.contents()) for job, snapshot in resumed
-    )
-
-
-def _env_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the environment of the attempt that saved a snapshot; nothing if the snapshot was taken out of it."""
-    try:
-        return read_env(Path(snapshot.folder).parents[1])
-    except (RecordError, IndexError):
-        return {}
+    seen = []
+    for job, snapshot in resumed:
+        with suppress(RecordError, IndexError):  # the snapshot was taken out of its attempt
+            env = read_env(Path(snapshot.folder).parents[1])
+            seen.append((getattr(job.data, "path", None), env, job.data.contents()))
+    return goes_on + changed_since(seen)
 
 
 def _run(config: Config, job: Job) -> Path:

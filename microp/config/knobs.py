@@ -32,25 +32,14 @@ from microp.config.schema import (
     values_of,
 )
 from microp.schedule import Schedule
-from microp.settings import TrackingSettings, quoted
+from microp.settings import TIMES, TrackingSettings, quoted
 from microp.system import flatten, is_joined, override
 
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
 _NOT_FOR_A_PRICE = ["dry_run", "fail_fast", "parallel"]
 _NOT_FOR_A_PLAN = [*_NOT_FOR_A_PRICE, "steps", "warmup_steps", "learning_rate", "seed", "repeat", "again", "snapshot"]
 _NOT_FOR_A_PLAN += ["activation_limit", "launch"]
-_TIMES = [
-    "forward_ms",
-    "backward_ms",
-    "weight_ms",
-    "full_ms",
-    "pair_ms",
-    "recompute_ms",
-    "latency_ms",
-    "per",
-    "overhead_ms",
-]
-_TIMES += ["optimizer_ms"]  # what a profile of an emulated device has, too
+_PROFILED = {*TIMES, "per"} - {"reduce_ms"}  # the knobs of an emulated device that its profile has
 
 
 class Unused(NamedTuple):
@@ -89,7 +78,7 @@ def _rules(config: Config) -> dict[str, Unused]:
         (config.tracking.mode == "disabled", tracking, "tracking=disabled", "tracking=offline"),
         (
             config.profile is not None and device.is_emulated,
-            [f"device.{key}" for key in _TIMES],
+            [f"device.{key}" for key in sorted(_PROFILED)],
             f"profile={config.profile}, which has the times",
             "one of the two",
         ),

@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from microp.config.config import typed_folder
-from microp.config.schema import Config, default_batch_size, default_values, is_fixed
-from microp.job import Job, Workload, unit_rows
+from microp.config.schema import Config, default_values, is_fixed
+from microp.job import Job, Workload, workload_of
 from microp.planner import EstimatedPrices, NominalPrices, Prices, ProfilePrices
 from microp.profiling import (
     FEWEST,
@@ -50,7 +50,7 @@ from microp.profiling import (
     stage_costs,
 )
 from microp.records import ProfileError, WriteError, find_profile, read_profile, write_text
-from microp.schedule import Schedule, spread
+from microp.schedule import Schedule
 from microp.settings import (
     ADAM,
     COPYING,
@@ -60,7 +60,6 @@ from microp.settings import (
     ModelSettings,
     OwnSettings,
     SgdSettings,
-    transport_holds,
 )
 from microp.simulator import MOST_ROWS, WORK, LayerMemory, Size
 from microp.system import PACKAGE, override, processor
@@ -70,16 +69,9 @@ MEASURES = ("device", "model", "settings", "simulator")  # the packages whose co
 _known: dict[str, tuple[LayerMemory, ...]] = {}  # the memory of layers that this process has asked for before
 
 
-def workload_of(config: Config, schedule: Schedule, sizes: Sequence[int] = ()) -> Workload:
-    """Return what the first replica runs, which has most rows; `sizes`: the number of layers of each stage."""
-    replicas = max(config.replicas, 1)
-    rows = unit_rows(spread(config.batch_size, replicas)[0], schedule)
-    holds = transport_holds(
-        config.comms.backend(config.device), config.device, replicas > 1 and config.sync.has_buckets
-    )
-    return Workload(
-        schedule, tuple(sizes) * schedule.copies, rows, config.checkpointing, config.optimizer.states, holds
-    )
+def asked_workload(config: Config, schedule: Schedule, sizes: Sequence[int] = ()) -> Workload:
+    """Return the workload of a configuration's first replica; `sizes`: the number of layers of each stage."""
+    return workload_of(config, schedule, sizes, config.comms.backend(config.device))
 
 
 # --- profiles ---------------------------------------------------------------------------------------
@@ -146,7 +138,7 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> Device
     if config.profile is None or not isinstance(device, EmulatedSettings):
         return device
     profile, kinds = read_profile(Path(config.profile)), config.model.kinds
-    workload = workload_of(config, schedule, sizes)
+    workload = asked_workload(config, schedule, sizes)
     reduces = config.replicas > 1 and device.reduce_ms is None and config.sync.name not in ("torch_ddp", "compare")
     backend = config.comms.backend(device)
     costs = stage_costs(profile, kinds, workload, backend, config.replicas if reduces else 1)
@@ -253,7 +245,7 @@ def profile_command(config: Config) -> str:
     if isinstance(config.optimizer, SgdSettings) and not config.optimizer.momentum:
         keys.append("optimizer.momentum=0")
     keys += config.computing.words
-    keys += [f"batch_size={config.batch_size}"] if config.batch_size != default_batch_size(config.model.name) else []
+    keys.append(f"batch_size={config.batch_size}")
     keys += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
     return shlex.join(["python", "-m", "microp.profile", *typed_folder(), *keys])
 

@@ -17,7 +17,7 @@ from typing import Any
 from microp.config.errors import ConfigError
 from microp.config.factory import asks_for
 from microp.config.job_factory import Chosen, choose_partition, make_schedule
-from microp.config.prediction import doubt, prices_of, profile_problems, times_of, used_profile, workload_of
+from microp.config.prediction import asked_workload, doubt, prices_of, profile_problems, times_of, used_profile
 from microp.config.schema import SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
@@ -70,7 +70,7 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
     else:
         choice = choose_partition(config, schedule)
         assert choice is not None, "there is a schedule"
-        workload, chosen = workload_of(config, schedule, choice.partition.sizes), choice
+        workload, chosen = asked_workload(config, schedule, choice.partition.sizes), choice
     notes = chosen.notes
     if weighed := _weighs_layers(config):
         notes = notes or ("layers are weighed by their FLOPs and bytes, because no times of them are known",)
@@ -160,7 +160,7 @@ def _device_costs(config: SimulateConfig, schedule: Schedule, workload: Workload
             f"{what} needs at least one layer per stage: "
             f"model.layers={config.model.layers}, and the schedule has {schedule.stages} stages"
         )
-    return nominal_costs(device, workload_of(config, schedule, (1,) * schedule.depth))
+    return nominal_costs(device, asked_workload(config, schedule, (1,) * schedule.depth))
 
 
 def _exact(value: Any) -> Any:

@@ -260,12 +260,6 @@ def default_options() -> dict[str, str]:
     return {group: option for choice in choices for group, option in choice.items()}
 
 
-def default_batch_size(model: str) -> int:
-    """Return the rows of a batch that a model has on the default device if no number is chosen."""
-    others = {"device": {"name": default_options()["device"]}, "model": {"name": model}}
-    return int(OmegaConf.create({**others, "batch_size": values_of("base")["batch_size"]}).batch_size)
-
-
 @cache
 def options_of(group: str) -> tuple[str, ...]:
     """Return the names of microp's own options of a group."""

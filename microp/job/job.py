@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -28,21 +28,25 @@ from microp.settings import (
 
 
 class Workload(NamedTuple):
-    """The part of a job that a device has to run.
-
-    Attributes:
-        layers: the number of layers of each stage.
-        rows: the number of rows of each microbatch.
-        states: the tensors of a weight's size that the optimizer keeps for each weight.
-        holds: what transport and sums hold of the device's memory; see `transport_holds`.
-    """
+    """The part of a job that a device has to run."""
 
     schedule: Schedule
-    layers: tuple[int, ...]
-    rows: tuple[int, ...]
+    layers: tuple[int, ...]  # the number of layers of each stage
+    rows: tuple[int, ...]  # the number of rows of each microbatch
     checkpointing: Checkpointing
-    states: int = ADAM.states
-    holds: Holds = HOLDS_NOTHING
+    states: int = ADAM.states  # the tensors of a weight's size that the optimizer keeps for each weight
+    holds: Holds = HOLDS_NOTHING  # what transport and sums hold of the device's memory
+
+
+def workload_of(asked: Any, schedule: Schedule, sizes: Sequence[int], backend: str, replica: int = 0) -> Workload:
+    """Return what one replica runs, by default the first one, which has most rows.
+
+    `asked` is a `Job` or a configuration; `sizes` are the numbers of layers of the stages.
+    """
+    rows = unit_rows(spread(asked.batch_size, max(asked.replicas, 1))[replica], schedule)
+    holds = transport_holds(backend, asked.device, asked.replicas > 1 and asked.sync.has_buckets)
+    layers = tuple(sizes) * schedule.copies
+    return Workload(schedule, layers, rows, asked.checkpointing, asked.optimizer.states, holds)
 
 
 def unit_rows(rows: int, schedule: Schedule) -> tuple[int, ...]:
@@ -51,14 +55,10 @@ def unit_rows(rows: int, schedule: Schedule) -> tuple[int, ...]:
 
 
 class Snapshot(NamedTuple):
-    """A saved training.
-
-    Attributes:
-        step: the number of steps that had been made, which is the index of the next one.
-    """
+    """A saved training."""
 
     folder: str
-    step: int
+    step: int  # the number of steps that had been made, which is the index of the next one
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,7 @@ class Job:
     @property
     def workload(self) -> Workload:
         """The workload of one replica: if it is not given, of the first one, which has most rows."""
-        rows = self.of(self.replica or 0).rows
-        holds = transport_holds(self.backend, self.device, self.replicas > 1 and self.sync.has_buckets)
-        sizes = self.partition.sizes * self.schedule.copies
-        return Workload(self.schedule, sizes, rows, self.checkpointing, self.optimizer.states, holds)
+        return workload_of(self, self.schedule, self.partition.sizes, self.backend, self.replica or 0)
 
     @property
     def mean_rows(self) -> float:

@@ -35,9 +35,6 @@ _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 _HOW = ("repeat", "steps", "warmup_steps")  # of a run's length, no question
 _AXES = 4  # swept numbers that get panels
 
-_ASKED, _AGAINST_TITLE = "What was asked", "Replayed against measured, memory against time"
-_TIMELINES, _RANKS = "Timelines", "Ranks, step by step"
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -180,9 +177,9 @@ def _run_panels(subject: Subject) -> dict[str, list[Any]]:
         columns=[wr.ParallelCoordinatesPlotColumn(metric=metric) for metric in metrics],
     )
     return {
-        _ASKED: [*question, *bars, parallel],
-        _AGAINST_TITLE: against,
-        _TIMELINES: [wr.MediaBrowser(title="last measured step", media_keys=["timeline"])],
+        "What was asked": [*question, *bars, parallel],
+        "Replayed against measured, memory against time": against,
+        "Timelines": [wr.MediaBrowser(title="last measured step", media_keys=["timeline"])],
     }
 
 
@@ -191,4 +188,4 @@ def _rank_panels() -> dict[str, list[Any]]:
     import wandb_workspaces.reports.v2 as wr
 
     plots = [wr.LinePlot(title=name, x="step", y=[name], groupby=wr.Config("rank")) for name in _OF_RANKS]
-    return {_RANKS: plots}
+    return {"Ranks, step by step": plots}

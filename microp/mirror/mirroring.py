@@ -32,7 +32,6 @@ from microp.records import RUNNING, check_attempt, read_env, read_status, read_s
 from microp.settings import TrackingSettings
 from microp.trace import DRAWN, MOMENTS, figure
 
-SPAN = ("rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS))
 POLL_S = 2.0  # between two looks at the rows; seldom, because the ranks need the cores
 
 
@@ -176,7 +175,8 @@ class WandbRun:
                 spans = step.panels["measured"]
                 begin = min(span.start for span in spans)
                 lines = [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in spans]
-                exhibits["spans"] = wandb.Table(list(SPAN), list(lines))
+                columns = ["rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS)]
+                exhibits["spans"] = wandb.Table(columns, list(lines))
                 if sum(map(len, step.panels.values())) <= DRAWN:
                     [file] = figure(step.panels, "", Path(folder) / "timeline", sums=step.sums, endings=["png"])
                     exhibits["timeline"] = wandb.Image(str(file))

@@ -57,7 +57,7 @@ def open_data(settings: DataSettings, rows: int, context: int, seed: int) -> Win
 def _corpus(settings: TextSettings | TokenSettings) -> Any:
     if isinstance(settings, TokenSettings):
         return settings.open()
-    return library_text() if settings.is_library else _read(settings)
+    return library_text() if settings.path is None else _read(settings)
 
 
 @cache

@@ -32,7 +32,6 @@ from microp.config import (
     Knobs,
     Stop,
     compose_points,
-    fitted,
     is_basic,
     plain,
     read_composed,
@@ -215,13 +214,11 @@ def launches_in_turn(launcher: DictConfig) -> bool:
 
 def config_name() -> str:
     """Return the name of the running point's primary configuration: `config`, or that of a stored sweep."""
-    return str(HydraConfig.get().job.config_name) if HydraConfig.initialized() else "config"
+    return str(HydraConfig.get().job.config_name)
 
 
 def overrides() -> list[str]:
-    """Return the overrides of the running point as they were typed; none outside of a command."""
-    if not HydraConfig.initialized():
-        return []
+    """Return the overrides of the running point as they were typed."""
     return typed_overrides(HydraConfig.get().overrides)
 
 
@@ -251,7 +248,7 @@ def refuse(problems: Sequence[str]) -> NoReturn:
     """Print what has to be changed, and exit with code 2; nothing has been started."""
     if not is_joined() or os.environ["LOCAL_RANK"] == "0":  # each host may have problems of its own
         for problem in problems:
-            console.error(fitted(problem))
+            console.error(problem)
     else:  # torchrun stops all ranks of a host as soon as one exits, so the one that speaks must be the first
         time.sleep(SILENT_S)
     raise SystemExit(BAD_INPUT)

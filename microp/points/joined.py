@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.config import Config, ConfigError, Stop, plain
-from microp.job import Job
+from microp.job import NOT_ASKED, Job
 from microp.model import build_model, open_batches
 from microp.points.attempt import Attempt
 from microp.records import last_attempt, new_attempt, read_status, unwritable
@@ -29,8 +29,7 @@ from microp.schedule import to_text
 from microp.system import flatten, installed_version
 from microp.worker import HostsError, Joined, RankError, join, run_joined
 
-_OF_A_HOST = {"tracking", "launch", "output_dir", "profile", "skip", "again", "dry_run", "fail_fast", "parallel"}
-_OF_A_HOST |= {"device.memory_gib"}
+_OF_A_HOST = {*NOT_ASKED, "device.memory_gib"} - {"snapshot", "activation_limit"}
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -126,17 +125,14 @@ def _facts(config: Config, job: Job) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version("torch"),
         "microp": installed_version(),
-        "microp's code": f"{_checksum(path.read_bytes() for path in files):08x}",
+        "microp's code": _checksum(path.read_bytes() for path in files),
         **keys,
-        "the order of the schedule": f"{_checksum([to_text(job.schedule).encode()]):08x}",
+        "the order of the schedule": _checksum([to_text(job.schedule).encode()]),
         "the partition": list(job.partition.sizes),
         "the first step": job.first_step,
-        "the first batch": f"{_checksum(each.numpy().tobytes() for each in batch):08x}",
+        "the first batch": _checksum(each.numpy().tobytes() for each in batch),
     }
 
 
-def _checksum(parts: Iterable[bytes]) -> int:
-    value = 0
-    for part in parts:
-        value = zlib.crc32(part, value)
-    return value
+def _checksum(parts: Iterable[bytes]) -> str:
+    return f"{zlib.crc32(b''.join(parts)):08x}"

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from microp.points.hydra_callbacks import overrides
 from microp.records import snapshots
 from microp.results import PointRow
 from microp.settings import TrackingSettings
-from microp.system import sweep_names
+from microp.system import places, sweep_names
 from microp.terminal import console, out
 
 
@@ -31,12 +30,10 @@ def print_next_commands(output: Path, tracking: TrackingSettings, rows: Sequence
         commands.append(("look", shlex.join([_program("wandb"), "leet", str(runs)])))
     if tracking.mode == "offline":
         commands.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
-    analysis = find_spec("analysis")  # only a checkout has it; the current folder may have another one
-    folders = [Path(folder) for folder in (analysis and analysis.submodule_search_locations) or []]
-    if rows and any((folder / "timeline.py").is_file() for folder in folders):
+    if rows and places.CHECKOUT is not None:  # `analysis` is not installed
         python, drawn = [_program("python"), "-m"], min(rows, key=_dullness).folder
         if sweep is not None:
-            is_stored = sweep in sweep_names() and any((folder / f"{sweep}.py").is_file() for folder in folders)
+            is_stored = sweep in sweep_names() and (places.CHECKOUT / "analysis" / f"{sweep}.py").is_file()
             place = str(output if is_stored else output / "sweeps")
             asked = [f"analysis.{sweep if is_stored else 'sweep'}", *([] if place == "outputs" else [place])]
             commands.append(("answer", shlex.join([*python, *asked])))

@@ -30,23 +30,15 @@ Start = Callable[[Tensor], Sum]
 class Bucket:
     """The gradients of some parameters in one contiguous buffer.
 
-    Args:
-        parameters: parameters of one type and device, in the order in which their gradients are completed.
-
-    Attributes:
-        missing: the number of parameters whose gradient is not complete.
-        sum: the sum over the replicas, once it has been started.
-        started: the mark at the start of the sum.
-        buffer: the tensor that is summed over the replicas; None if the bucket has one parameter.
-        size: the number of elements that are summed, and their type.
+    The parameters are of one type and device, in the order in which their gradients are completed.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
-        self.missing = 0
-        self.sum: Sum | None = None
-        self.started: Any = None
-        self.buffer: Tensor | None = None
+        self.missing = 0  # the number of parameters whose gradient is not complete
+        self.sum: Sum | None = None  # over the replicas, once it has been started
+        self.started: Any = None  # the mark at the start of the sum
+        self.buffer: Tensor | None = None  # what is summed; None if the bucket has one parameter
         whole: Tensor = parameters[0]
         if len(parameters) > 1:
             line = LINE // whole.element_size()
@@ -54,7 +46,7 @@ class Bucket:
             self.buffer = whole = torch.zeros(sum(sizes), dtype=whole.dtype, device=whole.device)
             parts = zip(parameters, whole.split(sizes), strict=True)
             self._views = {parameter: part[: parameter.numel()].view_as(parameter) for parameter, part in parts}
-        self.size = whole.numel(), whole.dtype
+        self.size = whole.numel(), whole.dtype  # the number of elements that are summed, and their type
         self.nbytes = whole.nbytes
 
     def take(self, parameter: nn.Parameter) -> None:
@@ -82,10 +74,7 @@ class Bucket:
 class Buckets:
     """The buckets of one stage, whose sums start in the same order on every replica.
 
-    Args:
-        buckets: the buckets, in that order.
-        starts: for each bucket the function that starts its sum over the replicas.
-        mark: the device's clock.
+    `starts` has the function that starts the sum of each bucket over the replicas; `mark` is the device's clock.
     """
 
     def __init__(self, buckets: list[Bucket], starts: Iterable[Start], mark: Callable[[], Any]) -> None:
@@ -146,9 +135,7 @@ class Buckets:
 def fill(parameters: list[nn.Parameter], first: float, others: float) -> Iterator[list[nn.Parameter]]:
     """Yield buckets in reverse order of the parameters, which is the order of their gradients.
 
-    Args:
-        first: the first bucket is full when it has this number of bytes or more.
-        others: the same for all other buckets.
+    The first bucket is full when it has `first` bytes or more, and each other one when it has `others`.
     """
     bucket: list[nn.Parameter] = []
     size, full = 0, first

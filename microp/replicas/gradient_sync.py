@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from math import inf
 from time import perf_counter_ns
@@ -22,26 +22,19 @@ from microp.comms import Comms, GroupComms, Ring, ShmComms, direct_sums
 from microp.device import Device, Run
 from microp.replicas.buckets import Bucket, Buckets, Start, fill
 from microp.settings import BucketSettings, SyncSettings
+from microp.system import MIB
 from microp.trace import Reduction
-
-MIB = 2**20
 
 
 class GradientSync:
-    """Makes the gradients of one rank equal on all replicas. This base class serves one replica and sums nothing.
+    """Makes the gradients of one rank equal on all replicas. This base class serves one replica and sums nothing."""
 
-    Attributes:
-        nbytes: the number of bytes that a step sums over the replicas.
-        loss_scale: the factor by which losses are multiplied, to undo a division by the number of replicas.
-        tensors: the tensors that it allocates itself.
-    """
-
-    nbytes = 0
-    loss_scale = 1
+    nbytes = 0  # the number of bytes that a step sums over the replicas
+    loss_scale = 1  # the factor by which losses are multiplied, to undo a division by the number of replicas
 
     def __init__(self, stages: Mapping[int, nn.Module], name: str = "alone") -> None:
         self.name = name
-        self.tensors: list[Tensor] = []
+        self.tensors: list[Tensor] = []  # those that it allocates itself
         self.parameters = {index: [p for p in stage.parameters() if p.requires_grad] for index, stage in stages.items()}
 
     def clear(self, step: int) -> None:
@@ -85,7 +78,10 @@ class BucketSync(GradientSync):
         super().__init__(stages, "ddp" if settings.name == "compare" else settings.name)
         assert comms.replica_group is not None
         self._rank, self._device, self._early = comms.rank, device, early
-        cuts = {index: list(map(Bucket, _cut(settings, held))) for index, held in self.parameters.items()}
+        first, others = (0.0, 0.0) if settings.name == "naive" else (inf, inf)
+        if isinstance(settings, BucketSettings):
+            first, others = settings.first_bucket_mb * MIB, settings.bucket_mb * MIB
+        cuts = {index: list(map(Bucket, fill(held, first, others))) for index, held in self.parameters.items()}
         every = [bucket for buckets in cuts.values() for bucket in buckets]
         self.nbytes = sum(bucket.nbytes for bucket in every)
         self.tensors = [bucket.buffer for bucket in every if bucket.buffer is not None]
@@ -137,11 +133,7 @@ class BucketSync(GradientSync):
 class TorchDdp(GradientSync):
     """PyTorch's DistributedDataParallel, for comparison: its reducer averages the gradients in the last backward.
 
-    It also waits for the sums there, so that their time is part of that action.
-
-    Args:
-        comms: the transport between the replicas, over a process group.
-        bucket_mb: the size at which a bucket is full, in MiB.
+    It also waits for the sums there, so that their time is part of that action. `comms` is between the replicas.
     """
 
     def __init__(self, stages: Mapping[int, nn.Module], comms: Comms, bucket_mb: float) -> None:
@@ -207,11 +199,7 @@ class InTurn(GradientSync):
 def open_sync(
     settings: SyncSettings, stages: Mapping[int, nn.Module], split: Collection[int], comms: Comms, device: Device
 ) -> GradientSync:
-    """Return the gradient synchronization of one rank.
-
-    Args:
-        split: the stages whose backward is divided into I and W.
-    """
+    """Return the gradient synchronization of one rank; in `split` are stages whose B is divided into I and W."""
     if comms.replica_group is None:
         return GradientSync(stages)
     if not isinstance(settings, BucketSettings):
@@ -223,15 +211,6 @@ def open_sync(
     if settings.name == "ddp":
         return buckets
     return InTurn([buckets, TorchDdp(stages, comms.replica_group, settings.bucket_mb)])
-
-
-def _cut(settings: SyncSettings, parameters: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-    """Cut a stage's parameters into buckets."""
-    if settings.name == "naive":
-        return [[parameter] for parameter in parameters]
-    if isinstance(settings, BucketSettings):
-        return fill(parameters, settings.first_bucket_mb * MIB, settings.bucket_mb * MIB)
-    return fill(parameters, inf, inf)
 
 
 def _open_sums(all_reduce: str, comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> Sequence[Start]:

@@ -9,7 +9,6 @@ from typing import Annotated, NamedTuple
 from microp.settings.device import DeviceSettings
 from microp.settings.rules import OneOf, Positive, broken_rules
 
-SHORTEST_S = 0.1  # a launch takes longer than less to connect its ranks
 COPYING = ("shm", "threads")  # backends that copy a tensor when it is sent, and record the time
 
 
@@ -43,7 +42,7 @@ class CommsSettings:
     # the longest time that a rank waits for another one that runs, in seconds: give more than the longest action and
     # the first step take (over shm, nominal times do not count); one that is killed or stopped is noticed at once.
     # Time in which all ranks are stopped, as by Ctrl-Z, does not count.
-    timeout_s: Annotated[float, Positive(1_000_000, "give seconds, e.g. 60", SHORTEST_S)]
+    timeout_s: Annotated[float, Positive(1_000_000, "give seconds, e.g. 60")]
 
     def backend(self, device: DeviceSettings) -> str:
         """Return the transport that is used on `device`: `name`, or the one that `auto` stands for."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 from zlib import crc32
@@ -16,7 +14,6 @@ from zlib import crc32
 from microp.settings.rules import PATH, Line, Name, broken_rules, quoted
 from microp.system import BYTES, memory_bytes
 
-MOST_FILES = 100_000
 _HEAD = 2**20  # bytes at the beginning of the data that are read for their checksum
 _GIVE = "give a file or a folder, or leave the key out"
 
@@ -78,30 +75,26 @@ class TextSettings(DataSettings):
     # standard library
     path: Annotated[str | None, Line(_GIVE)]
 
-    @property
-    def is_library(self) -> bool:
-        """Whether the text is that of the standard library."""
-        return self.path is None
-
     def files(self) -> list[Path]:
         """Return the files of the corpus, in order."""
-        return list(self._files())
+        if self.path is None:
+            return list(_walk(Path(sysconfig.get_paths()["stdlib"]), ".py", _NOT_THE_LIBRARY))
+        path = Path(self.path).expanduser()
+        return list(_walk(path)) if path.is_dir() else [path]
 
     def sources(self) -> list[Path]:
-        return [] if self.is_library else self.files()
+        return [] if self.path is None else self.files()
 
     def problems(self, context: int, vocabulary: int) -> list[str]:
         if (problems := super().problems(context, vocabulary)) or self.path is None:
             return problems
         given = f"data.path={quoted(self.path, PATH)}"
         try:
-            sizes = [regular_size(path) for path in islice(self._files(), MOST_FILES + 1)]
+            sizes = [readable_size(path) for path in self.files()]
         except FileNotFoundError:
             return [f"{given} does not exist: {_GIVE}"]
         except (OSError, RuntimeError) as error:  # RuntimeError: there is no such user, in ~user
             return [f"{given} cannot be read ({reason(error)}): {_GIVE}"]
-        if len(sizes) > MOST_FILES:
-            return [f"{given} has more than {MOST_FILES} files: give a smaller folder"]
         if sum(sizes) == 0:
             return [f"{given} is empty: give a text of at least {context + 1} bytes"]
         if sum(sizes) <= context:
@@ -113,24 +106,16 @@ class TextSettings(DataSettings):
             return [f"{given} has {sum(sizes)} bytes, more than the {most} bytes of memory here: give a shorter text"]
         return []
 
-    def _files(self) -> Iterator[Path]:
-        if self.path is None:
-            return _walk(Path(sysconfig.get_paths()["stdlib"]), ".py", _NOT_THE_LIBRARY)
-        path = Path(self.path).expanduser()
-        return _walk(path) if path.is_dir() else iter([path])
-
 
 _NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests"})
 
 
-def regular_size(path: Path) -> int:
-    """Return the bytes of a file; OSError if it is no regular one (a pipe would wait forever), or may not be read."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError("it is neither a file nor a folder")
+def readable_size(path: Path) -> int:
+    """Return the bytes of a file, or raise OSError: it is not there, or may not be read."""
+    size = path.stat().st_size
     if not os.access(path, os.R_OK):
         raise PermissionError("permission denied")
-    return status.st_size
+    return size
 
 
 def reason(error: Exception) -> str:

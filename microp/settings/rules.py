@@ -58,13 +58,10 @@ class Positive(Rule):
 
     most: int
     advice: str  # the remedy, for example `use for example 0.001`
-    least: float = 0  # the smallest such number that makes sense
 
     def broken(self, value: Any) -> str | None:
         if not isinstance(value, int | float) or not value > 0:  # also NaN
             return f"is not a number above 0: {self.advice}"
-        if value < self.least:
-            return f"is below {self.least:g}: use at least {self.least:g}"
         return f"is above {self.most}: use at most {self.most}" if value > self.most else None
 
 

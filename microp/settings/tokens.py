@@ -12,12 +12,12 @@ if the vocabulary does not fit the type, or if every other number is 0 or small,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from microp.settings.data import DataSettings, reason, regular_size
+from microp.settings.data import DataSettings, readable_size, reason
 from microp.settings.rules import PATH, Line, OneOf, Range, broken_rules, quoted
 
 _GIVE = "give a file of tokens, .bin or .npy"
@@ -26,29 +26,13 @@ _PIECE = 2**22
 _HEAD = 4096  # bytes
 
 
-class _Header(NamedTuple):
-    """What a file of tokens begins with."""
-
-    begins: bytes  # its first bytes
-    of: str  # whose form it is
-    length: int  # in bytes
-    type: str | None  # of the tokens
-
-
-_HEADERS = (
-    _Header((20240520).to_bytes(4, "little"), "llm.c (and modded-nanogpt)", 1024, "uint16"),
-    _Header((20240801).to_bytes(4, "little"), "llm.c", 1024, "uint32"),
-    _Header(b"LITPKDS", "lit-gpt", 24, None),
-)
-_NO_TOKENS = {  # first bytes of a file -> what it is, and what to give instead
-    b"\x93NUMPY": "numpy's, whose name has to end in .npy: rename it",
-    b"PK\x03\x04": "a zip or .npz archive: give the .npy file in it",
-    b"\x1f\x8b": "compressed with gzip: unpack it",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it",
-    b"PAR1": "a Parquet table: write its tokens to a .npy file",
-    b"ARROW1": "an Arrow table: write its tokens to a .npy file",
-    b"MMIDIDX": "the index of a data set of Megatron: give the .bin file beside it",
+_HEADERS: dict[bytes, tuple[str, int, str | None]] = {  # first bytes -> whose form it is, bytes, type of a token
+    (20240520).to_bytes(4, "little"): ("llm.c (and modded-nanogpt)", 1024, "uint16"),
+    (20240801).to_bytes(4, "little"): ("llm.c", 1024, "uint32"),
+    b"LITPKDS": ("lit-gpt", 24, None),
 }
+_NO_TOKENS = (b"\x93NUMPY", b"PK\x03\x04", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"ARROW1", b"MMIDIDX")
+"""What files of other programs begin with: numpy, zip, gzip, zstd, Parquet, Arrow, the index of Megatron."""
 
 
 @dataclass
@@ -77,7 +61,7 @@ class TokenSettings(DataSettings):
             return problems
         given = f"data.path={quoted(self.path, PATH)}"
         try:
-            size = regular_size(self._file)
+            size = readable_size(self._file)
             with self._file.open("rb") as file:
                 head = file.read(_HEAD)
         except FileNotFoundError:
@@ -104,13 +88,14 @@ class TokenSettings(DataSettings):
 
     def _problem_of_bytes(self, size: int, head: bytes) -> str | None:
         """Return why a file without a header of numpy's, of this size and with these first bytes, is not tokens."""
-        if (header := _header_of(head, size)) is not None:
-            keys = [f"data.skip={header.length}"] if self.skip != header.length else []
-            keys += [f"data.type={header.type}"] if header.type and _width(self.type) != _width(header.type) else []
+        known = [header for begins, header in _HEADERS.items() if head.startswith(begins)]
+        for form, length, kind in known or _like_llm_c(head, size):
+            keys = [f"data.skip={length}"] if self.skip != length else []
+            keys += [f"data.type={kind}"] if kind and _width(self.type) != _width(kind) else []
             if keys:
-                return f"begins with a header of {header.length} bytes in the form of {header.of}: set {' '.join(keys)}"
-        if kind := next((text for begin, text in _NO_TOKENS.items() if head.startswith(begin)), None):
-            return f"holds no tokens alone, it is {kind}"
+                return f"begins with a header of {length} bytes in the form of {form}: set {' '.join(keys)}"
+        if head.startswith(_NO_TOKENS):
+            return "is compressed, a table or numpy's under another name: give numbers alone, or numpy's as .npy"
         if self.type != "uint8" and _is_text(head[self.skip :]):
             return "holds text and no tokens: use data=text, or data.type=uint8 if each byte is a token"
         if size <= self.skip or (size - self.skip) % _width(self.type):
@@ -122,16 +107,13 @@ class TokenSettings(DataSettings):
     def _problem_of_values(self, vocabulary: int) -> str | None:
         """Return why the numbers in the file, read as this type, are not tokens of this vocabulary."""
         values, known = self._values(), 2 ** (8 * _width(self.type) - self.type.startswith("int"))
-        kind = None if self._is_npy else self._type_that_fits(vocabulary)
         if not self._is_npy and values.alternates:
-            kind = kind or self._type_that_fits(2**31)
             return (
                 f"read as data.type={self.type} has a small number as every other token, like the upper half of a "
-                f"wider one: set {f'data.type={kind}' if kind else 'the data.type that the file has'}; if its tokens "
-                "really are so, give a .npy file, whose header says their type"
+                "wider one: set the data.type that the file has; if its tokens really are so, give a .npy file, whose "
+                "header says their type"
             )
-        other = f"data.type={kind}, as which they fit" if kind else "the data.type that the file has"
-        has = f"has tokens from {values.least} to {values.most}"
+        other, has = "the data.type that the file has", f"has tokens from {values.least} to {values.most}"
         if values.least < 0:
             return f"{has}, but tokens count from 0: give {'' if self._is_npy else f'{other}, or '}other numbers"
         if values.most >= vocabulary:
@@ -142,19 +124,8 @@ class TokenSettings(DataSettings):
         if vocabulary > known and not self._is_npy:
             return (
                 f"read as data.type={self.type} has no token above {known - 1}, but the model has {vocabulary} "
-                f"different ones: set {other if kind else 'data.type=uint32'}, or use a model with a vocabulary of at "
-                f"most {known}"
+                f"different ones: set {other}, or use a model with a vocabulary of at most {known}"
             )
-        return None
-
-    def _type_that_fits(self, vocabulary: int) -> str | None:
-        """Return another type as which all numbers in the file are tokens of the vocabulary, or None."""
-        size = self._file.stat().st_size - self.skip
-        for kind in ("uint16", "uint32", "int64"):
-            if kind != self.type and size % _width(kind) == 0:
-                values = replace(self, type=kind)._values()
-                if values.least >= 0 and values.most < vocabulary and not values.alternates:
-                    return kind
         return None
 
     def _values(self) -> _Values:
@@ -196,16 +167,14 @@ def _alternates(tokens: Any) -> bool:
     return (many >= 8 and few <= many // 4) or (len(tokens) >= 32 and small < 64 and large >= 4096)
 
 
-def _header_of(head: bytes, size: int) -> _Header | None:
-    """Return the header that a file of this size begins with, if its form is known.
+def _like_llm_c(head: bytes, size: int) -> list[tuple[str, int, str]]:
+    """Return the header of llm.c's form that a file of this size begins with, if it does; its first number is free.
 
-    That of llm.c has 256 numbers of 4 bytes, of which the third is the number of tokens and those after it are 0.
+    It has 256 numbers of 4 bytes, of which the third is the number of tokens and those after it are 0.
     """
-    if known := next((header for header in _HEADERS if head.startswith(header.begins)), None):
-        return known
     count, rest = int.from_bytes(head[8:12], "little"), size - 1024
-    kind = next((kind for kind in ("uint16", "uint32") if rest > 0 and count * _width(kind) == rest), None)
-    return None if kind is None or any(head[12:1024]) else _Header(head[:4], "llm.c", 1024, kind)
+    fitting = [kind for kind in ("uint16", "uint32") if rest > 0 and count * _width(kind) == rest]
+    return [("llm.c", 1024, kind) for kind in fitting if not any(head[12:1024])]
 
 
 def _width(kind: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,21 +92,12 @@ def not_writable(folder: Path) -> str | None:
     if folder.parts[:1] and folder.parts[0].startswith("~") and not Path(folder.parts[0]).exists():
         return "only a shell knows what ~ stands for, write the whole path"
     try:
-        there = next(path for path in (folder, *folder.absolute().parents) if _is_there(path))
-        if not there.exists():
-            return "a link to nothing" if there == folder else f"{there} is a link to nothing"
+        with suppress(FileNotFoundError, NotADirectoryError):
+            folder.lstat()  # fails for a path that none can have
+        there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
         Path(tempfile.mkdtemp(dir=there)).rmdir()
     except OSError as error:
         return error.strerror or str(error)
     except ValueError:  # a path with a null character
         return "it is not a path"
     return None
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether there is a file, a folder or a link; raises OSError for a path that none can have."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True

@@ -46,11 +46,7 @@ def see_current_folder() -> None:
     The folder is the last one that is searched, so that a file in it cannot hide an installed module.
     Rank processes inherit the list.
     """
-    try:
-        here = str(Path.cwd())
-    except FileNotFoundError:
-        sys.exit("error: the current folder has been removed: change to another one")
-    if not {"", here} & set(sys.path):
+    if not {"", here := str(Path.cwd())} & set(sys.path):
         sys.path.append(here)
 
 

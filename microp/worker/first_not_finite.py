@@ -12,12 +12,12 @@ each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,21 +27,13 @@ from microp.job import Job, Snapshot
 from microp.model import Stage
 from microp.records import read_errors, read_rows, snapshots
 from microp.schedule import Action, Op
-from microp.settings import SyncSettings
+from microp.settings import EngineSettings, SyncSettings
 from microp.worker.failure import RankError, remedy
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
 
 LONGEST_S = 60.0  # steps that took longer are not repeated
 Start = Callable[[Job, Path, float, Callable[[Job, Comms, int, Path], Any]], dict[int, Any]]
-
-
-class Finding(NamedTuple):
-    """What was not finite."""
-
-    when: int  # by `perf_counter_ns`, which all ranks of a host share
-    step: int
-    what: str  # it and its action, as words
 
 
 class DivergedRunError(RankError):
@@ -67,10 +59,8 @@ def explained(error: RankError, job: Job, attempt: Path, shutdown_s: float, star
         snapshots.remove(folder)
     if first is None:
         return error
-    said, _, _ = diverged[0].rpartition(": ")
-    return DivergedRunError(
-        f"{said}; the first that was not finite: {first.what}: {remedy(job, first.step)}", error.log
-    )
+    said, (_, step, what) = diverged[0].rpartition(": ")[0], first
+    return DivergedRunError(f"{said}; the first that was not finite: {what}: {remedy(job, step)}", error.log)
 
 
 def _repeatable(job: Job, attempt: Path) -> Job | None:
@@ -84,13 +74,16 @@ def _repeatable(job: Job, attempt: Path) -> Job | None:
     first = resumed.step if resumed else 0
     if sum(row["step_ms"] for row in rows if row["step"] >= first or row["phase"] == "warmup") > LONGEST_S * 1e3:
         return None
-    plain, engine = replace(job.computing, compile=False), job.engine
-    engine = replace(engine, name="microp") if engine.name == "torch" else engine
+    plain, name = replace(job.computing, compile=False), job.engine.name
+    engine = EngineSettings("microp" if name == "torch" else name, batch_weights=False)
     return replace(job, resumed=resumed, computing=plain, engine=engine, sync=SyncSettings("flat", "library"))
 
 
-def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> Finding | None:
-    """Make steps up to the step `last`; return what was not finite first on any rank, None if nothing was."""
+def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> list[Any] | None:
+    """Make steps up to the step `last`; return what was not finite first on any rank, None if nothing was.
+
+    That is its moment by `perf_counter_ns`, which all ranks of a host share, its step, and it and its action as words.
+    """
     trainer = Trainer(job, comms, local_rank, _LookingStage)
     snapshots = Snapshots(job, comms, trainer, attempt)
     for step, _, engine in job.of(comms.replica).phases():
@@ -104,8 +97,8 @@ def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> F
                 place = "" if layer is None else f" in layer {job.layers_of(index)[layer]}"
                 action = Action(op, index, microbatch)
                 seen.append((when, step, f"{what}{place}, by {action} in step {step} on rank {comms.world_rank}"))
-        if every := [Finding(*finding) for rank in comms.gather_all(seen) for finding in rank]:
-            return min(every)
+        if every := [finding for rank in comms.gather_all(seen) for finding in rank]:
+            return list(min(every))
         if step >= last:
             break
     return None
@@ -133,10 +126,6 @@ class _LookingStage(Stage):
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
         super().weight_gradient(microbatch, _)
         self._look(Op.W, microbatch)
-
-    def weight_gradients(self, microbatches: Sequence[int]) -> None:
-        super().weight_gradients(microbatches)
-        self._look(Op.W, microbatches[-1])
 
     def _look(self, op: Op, microbatch: int, result: Tensor | None = None) -> None:
         """Look at the weights' gradients, from the last layer to the first, then at the result."""

@@ -64,7 +64,17 @@ def run_joined(job: Job, joined: Joined, attempt: Path, shares: bool) -> None:
         # 3. gather
         _gather(joined.everyone, attempt, shares)
         if joined.everyone.rank == 0:
-            _write_hosts(joined.hosts, attempt, before, after)
+            rows = [  # of each host its name, its ranks, and how its clock was compared with rank 0's
+                {
+                    "host": name,
+                    "ranks": joined.hosts.ranks(number),
+                    "clock_offset_ns": before[number].offset_ns,
+                    "clock_drift_ns": after[number].offset_ns - before[number].offset_ns,
+                    "clock_residual_ns": max(before[number].residual_ns, after[number].residual_ns),
+                }
+                for number, name in enumerate(joined.hosts.names)
+            ]
+            write_json(attempt / HOSTS, rows)
     except (TimeoutError, ConnectionError) as error:
         raise RankError(f"all steps have ended, but the rows could not be gathered: {error}") from error
 
@@ -91,21 +101,6 @@ def _gather(everyone: Comms, attempt: Path, shares: bool) -> None:
                     while block := file.read(_BLOCK):
                         everyone.send_tensor(torch.frombuffer(bytearray(block), dtype=torch.uint8), 0)
     everyone.barrier()  # after it every file has arrived
-
-
-def _write_hosts(hosts: Hosts, attempt: Path, before: list[Reading], after: list[Reading]) -> None:
-    """Record of each host its name, its ranks, and how its clock was compared with rank 0's."""
-    rows = [
-        {
-            "host": name,
-            "ranks": hosts.ranks(number),
-            "clock_offset_ns": before[number].offset_ns,
-            "clock_drift_ns": after[number].offset_ns - before[number].offset_ns,
-            "clock_residual_ns": max(before[number].residual_ns, after[number].residual_ns),
-        }
-        for number, name in enumerate(hosts.names)
-    ]
-    write_json(attempt / HOSTS, rows)
 
 
 # --- clocks --------------------------------------------------------------------------------------

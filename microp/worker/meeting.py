@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -68,16 +67,6 @@ def join(job: Job, facts: Mapping[str, Any]) -> Joined:
     """
     end_with_parent()
     keep_freed_memory()
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # Python would raise its exception only when torch's C++ code returns
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        return _join(job, facts)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _join(job: Job, facts: Mapping[str, Any]) -> Joined:
     # 1. tell the others who we are, and learn who they are
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     heartbeats = Heartbeats.shared(world)

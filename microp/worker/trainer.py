@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -22,10 +23,9 @@ from microp.job import Job
 from microp.model import Batch, Stage, build_model, generator_states
 from microp.records import StepRow
 from microp.replicas import open_sync
-from microp.schedule import Schedule
 from microp.settings import OwnSettings
 from microp.system import MIB
-from microp.trace import Actions, StepTrace, time_reducing
+from microp.trace import StepTrace, time_reducing
 from microp.worker.building import BatchLoader, build_stages, compile_stages, open_optimizer, open_runner, set_rate
 from microp.worker.shared_weights import TiedGradients, check_equal_data, check_equal_weights
 
@@ -66,7 +66,6 @@ class Trainer:
 
         # 3. prepare what is the same in each step
         self._at(Place.STARTING)
-        self._action_times: dict[Actions, ActionTimes] = {}
         # Ranks that are threads share the generators with others; a model that draws seeds them.
         is_to_draw = not isinstance(job.model, OwnSettings) or job.model.draws or job.backend == "threads"
         self._generators = None if is_to_draw else generator_states()
@@ -198,11 +197,7 @@ class Trainer:
             "work_ms": (self._device.work_ns - work_ns) / 1e6,
             "recompute_ms": recompute / 1e6,
         }
-        if trace is None:
-            return row
-        if trace.actions not in self._action_times:  # an engine's actions are the same in each step
-            self._action_times[trace.actions] = ActionTimes(self._job.schedule, trace.actions)
-        return {**row, **self._action_times[trace.actions].of(trace)}
+        return row if trace is None else {**row, **action_times(trace)}
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors alive between two steps: weights, buckets, the optimizer's state, the loaded batch."""
@@ -239,28 +234,15 @@ class Trainer:
         return row
 
 
-class ActionTimes:
-    """Computes the times of a rank's actions, in the order in which they run, for its row of a step.
-
-    What does not change from step to step is worked out once.
-    """
-
-    def __init__(self, schedule: Schedule, actions: Actions) -> None:
-        self._marks: dict[str, list[int]] = {}  # stage and kind -> where the marks of such actions begin
-        for position, action in enumerate(map(actions.at, range(len(actions)))):
-            self._marks.setdefault(f"{action.stage}{action.op}", []).append(3 * position)
-
-    def of(self, trace: StepTrace) -> StepRow:
-        """Return the total compute and wait times of a step, and mean times by stage and op.
-
-        It uses Python's arithmetic: between two steps a few calls of numpy take longer.
-        """
-        times = trace.times
-        sums = {name: sum([times[at + 2] - times[at + 1] for at in marks]) for name, marks in self._marks.items()}
-        return {
-            "compute_ms": sum(sums.values()) / 1e6,
-            "wait_ms": (sum(times[1::3]) - sum(times[::3])) / 1e6,
-            "first_start_ns": times[1],
-            "last_end_ns": times[-1],
-            "action_ms": {name: total / (len(self._marks[name]) * 1e6) for name, total in sums.items()},
-        }
+def action_times(trace: StepTrace) -> StepRow:
+    """Return the total compute and wait times of a rank's step, and mean times by stage and op."""
+    times, taken = trace.times, defaultdict[str, list[int]](list)
+    for position, action in enumerate(map(trace.actions.at, range(len(trace.actions)))):
+        taken[f"{action.stage}{action.op}"].append(times[3 * position + 2] - times[3 * position + 1])
+    return {
+        "compute_ms": sum(map(sum, taken.values())) / 1e6,
+        "wait_ms": (sum(times[1::3]) - sum(times[::3])) / 1e6,
+        "first_start_ns": times[1],
+        "last_end_ns": times[-1],
+        "action_ms": {name: sum(each) / (len(each) * 1e6) for name, each in taken.items()},
+    }

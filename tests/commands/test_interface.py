@@ -149,8 +149,7 @@ WRONG = {
     ("schedule=gpip",): "schedule/gpip' (did you mean gpipe?)",
     ("colour=red",): "colour",
     ("chunks=1,2",): "chunks",
-    ("-m", "chunks=1,2"): "'-m' is not an override, such as 'chunks=8'",
-    (3,): "3 is not an override, such as 'chunks=8'",
+    ("-m", "chunks=1,2"): "-m",
     ("partition.share=.8",): "partition.share=0.8 is not used by partition=uniform: it has no keys",
 }
 
@@ -245,9 +244,8 @@ def test_a_folder_of_one_s_own_options(tmp_path, monkeypatch):
     assert own.figures["closed_form"]["makespan"] is None  # though its function says `gpipe`
     words = [*SMALL, "chunks=2", "tracking=disabled", "schedule=ours"]
     assert microp.measure(*words, folder=tmp_path / "options").summary["schedule"] == "ours"
-    for folder, said in ((None, "schedule/ours"), ("nowhere", "folder=nowhere is not one: give")):
-        with pytest.raises(microp.ConfigError, match=said):
-            microp.price("schedule=ours", folder=folder)
+    with pytest.raises(microp.ConfigError, match="schedule/ours"):
+        microp.price("schedule=ours")
 
 
 def test_the_names_of_the_package_are_those_it_offers():

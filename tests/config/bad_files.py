@@ -62,8 +62,8 @@ OPTIONS = {
             (name, f"own.{name}")
             for name in ["raises", "returns_text", "returns_no_rows", "returns_other_ranks", "exits"]
         ),
-        *(("unknown_function", "own.nothing"), ("unknown_module", "nowhere.good"), ("not_a_function", "own.number")),
-        *(("broken_module", "own_broken.good"), ("exiting_module", "own_exits.good")),
+        *(("unknown_function", "own.nothing"), ("not_a_function", "own.number")),
+        ("exiting_module", "own_exits.good"),
         *(("odd_type", "own.odd_type\ngroup: 1"), ("resolver", "own.good\ngroup: ${nowhere:1}")),
     )
 } | {"no_builder": "name: mine\n", "slash": "name: a/b\nbuilder: own.good\n", "broken": "name: [mine\n"}
@@ -78,25 +78,22 @@ RUN = "defaults: [config, _self_]\n"
 SWEEPS = {  # configurations for `-cn`
     "broken_own": "ranks: [2\n",
     "group_own": "defaults: [config, nope: x, _self_]\n",
-    "override_own": "defaults: [config, _self_, override nope: x]\n",
     "list_own": "- ranks\n",
     "missing_default": "defaults: [config, nosuch, _self_]\n",
-    "default_cycle": "defaults: [default_cycle, _self_]\n",
     "removed_own": "defaults: [config, _self_, override model: null]\n",
     "many_points_own": f"{RUN}hydra: {{mode: MULTIRUN, sweeper: {{params: {{chunks: 'range(1,100000000)'}}}}}}\n",
 } | {
     f"{name}_own": f"{RUN}{text}\n"
     for name, text in (
-        *(("number_key", "1: 2"), ("tag", "chunks: !!int x"), ("open", "chunks: ${calc:'1 +'")),
-        *(("resolver", "ranks: ${nowhere:1}"), ("named", "device: {name: emulated}"), ("word", "device: emulated")),
+        *(("number_key", "1: 2"), ("open", "chunks: ${calc:'1 +'")),
+        *(("named", "device: {name: emulated}"), ("word", "device: emulated")),
         *(("values", "chunks: [4, 8]"), ("other_key", "device: {forward_ms: 3}"), ("unknown_key", "rank: 4")),
-        ("group_list", "model: [mlp]"),
     )
 }
 
 FILES: dict[str, str | bytes] = {
-    **{"own.py": FUNCTIONS, "own_models.py": MODELS, "own_broken.py": "def good(:\n"},
-    **{"own_exits.py": "import sys\nsys.exit(3)\n", "a.file": "this is a file\n", "nothing.txt": ""},
+    **{"own.py": FUNCTIONS, "own_models.py": MODELS},
+    **{"own_exits.py": "import sys\nsys.exit(3)\n", "a.file": "this is a file\n"},
     **{"text.txt": "some text " * 100, "tokens.bin": bytes([0, 1] * 500), "odd.bin": "odd"},
     "deadlock.csv": "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
     "other.csv": "0F0,0B0\n1F0,1B0\n2F0,2B0\n",

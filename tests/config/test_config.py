@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 from configs import config, problems, warnings
-from hydra.errors import MissingConfigException
 
-from microp.config import make_job, plain, profile_command, refusal, typed_folder
+from microp.config import make_job, plain, profile_command, typed_folder
 from microp.job import question_id, run_id
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe
@@ -54,62 +53,24 @@ def test_defaults_are_those_of_the_readme(monkeypatch):
     assert "ranks=3 compute on 2 cores: they take turns" in cores
 
 
-def test_a_plugin_of_hydra_that_is_not_installed_is_named_with_what_installs_it():
-    error = MissingConfigException("Could not find 'hydra/launcher/joblib'", "hydra/launcher/joblib")
-    assert refusal(error) == [f"{error}, which is not installed: pip install 'microp[joblib]'"]
-
-
 OWN = """
-import sys
-from microp.schedule import Schedule
 from microp.schedule.builders import gpipe
-def bare(ranks, chunks, group=2): return gpipe(ranks, chunks, "fifo")
-def chained(ranks, chunks):
-    try: {}["inner"]
-    except KeyError as error: raise RuntimeError("it fails") from error
-def handled(ranks, chunks):
-    try: {}["inner"]
-    except KeyError: raise RuntimeError("it fails")
-def nothing(ranks, chunks): pass
-def own_class(ranks, chunks, group: Schedule = None): pass
+def f(ranks, chunks, group=2): return gpipe(ranks, chunks, "fifo")
 """
 
 
-@pytest.fixture
-def own(monkeypatch, tmp_path):
-    """Configurations with a builder of a user's own."""
+def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(monkeypatch, tmp_path):
+    """The function says `gpipe`, for which there is a closed form."""
     (tmp_path / "own_builders.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-
-    def make(function: str, name: str = "mine", **keys):
-        return replace(config(), schedule={"name": name, "builder": f"own_builders.{function}", **keys})
-
-    yield make
-    sys.modules.pop("own_builders", None)
-
-
-@pytest.mark.parametrize(
-    ("function", "line"),
-    [
-        ("chained", " failed for ranks=2, chunks=4: RuntimeError: it fails, from KeyError: 'inner'"),
-        ("handled", " failed for ranks=2, chunks=4: RuntimeError: it fails, from KeyError: 'inner'"),
-        ("nothing", " returned None, not a Schedule: return one"),
-    ],
-)
-def test_a_builder_that_fails_is_one_line(own, function, line):
-    assert problems(own(function)) == [f"schedule.builder=own_builders.{function}{line}"]
-    assert len(problems(own("own_class", group=1))) == 1
-
-
-def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(own):
-    """The function says `gpipe`, for which there is a closed form."""
-    asked = own("bare", group="a parameter without a type takes any value")
+    own = {"builder": "own_builders.f", "group": "a parameter without a type takes any value"}
+    asked = replace(config(), schedule={"name": "mine", **own})
     job = make_job(asked)
     assert (job.schedule.name, job.schedule.ranks) == ("mine", gpipe(2, 4).ranks)
     order = to_text(gpipe(2, 4))
     assert (job.run_id, job.question_id) == (run_id(plain(asked), order), question_id(plain(asked), order))
     assert closed_forms.in_flight_peak(job.schedule) is None
-    [problem] = problems(own("bare", "1f1b_lifo"))
+    [problem] = problems(replace(asked, schedule={"name": "1f1b_lifo", **own}))
     assert problem.startswith("schedule.name=1f1b_lifo is the name of one of microp's schedules")
 
 

@@ -29,17 +29,6 @@ def points(*words: str):
     return configs, knobs.problems, knobs.notes
 
 
-@pytest.mark.parametrize("word", ["+foo=1", "++foo=1", "+model.foo=3", "~seed", "~model", "~model.dim"])
-def test_no_key_is_added_or_taken_away(word):
-    [problem] = refused(word)
-    assert word.strip("+~").split(".")[0].split("=")[0] in problem
-
-
-@pytest.mark.parametrize("word", ["device.name=cuda", "tracking.mode=online", "schedule.builder=os.system"])
-def test_what_says_which_option_was_chosen_cannot_be_set(word):
-    assert refused(word) == [f"{word} cannot be set, it says which option was chosen: use {word.split('.')[0]}=OPTION"]
-
-
 @pytest.mark.parametrize(
     ("word", "near"), [("schedul=1f1b", "schedule"), ("schedule=1fb1", "1f1b"), ("model.layer=3", "model.layers")]
 )
@@ -77,15 +66,6 @@ def test_a_knob_that_no_point_of_a_sweep_uses_is_refused():
     keys = sorted(problem.partition("=")[0] for problem in problems)
     assert keys == ["checkpointing.segments", "schedule.drian", "sync"]
     assert notes == []
-
-
-def test_the_points_of_a_sweep_that_cannot_be_composed_say_why():
-    register()
-    with composer():
-        composed = compose_points(sweep_of("schedule=gpipe,1fb1", "rank=1,2", "chunks=2,4"))
-    assert len(composed) == 8
-    assert {len(point.problems) for point in composed} == {1}
-    assert {"rank", "1fb1"} <= {word for point in composed for word in ("rank", "1fb1") if word in point.problems[0]}
 
 
 GIVES = {

@@ -138,11 +138,3 @@ def test_a_key_that_is_added_later_asks_nothing_new_at_its_default(monkeypatch) 
         assert identity.question_id(changed, order) != before[1]
     del later["made"]
     assert (identity.run_id(later, order), identity.question_id(later, order)) == before
-
-
-def test_the_configuration_is_left_as_it_was() -> None:
-    config = plain(read_config(compose_config("comms.timeout_s=7", "replicas=1")))
-    copied = copy.deepcopy(config)
-    identity.run_id(config, "")
-    identity.question_id(config, "")
-    assert config == copied

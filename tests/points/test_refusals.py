@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from namespace import Mounts
-from user import SMALL, microp, start
+from user import SMALL, microp
 
-from microp import run, worker
+from microp import run
 from microp.points import attempt as attempt_module
 from microp.points import sweep
 from microp.records import recorder
@@ -66,12 +66,6 @@ def test_an_output_folder_that_cannot_be_made_is_refused(place, words, typed, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
 
 
-def test_a_folder_that_has_been_removed_is_told(tmp_path):
-    command = f"mkdir x; cd x; rmdir ../x; exec {shlex.join([sys.executable, '-m', 'microp.run', *FEW])}"
-    done = start(["sh", "-c", command], tmp_path)
-    assert (done.returncode, done.stderr) == (1, "error: the current folder has been removed: change to another one\n")
-
-
 def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
     """It is told at once, with the traceback's file and the command of this point; the sweep goes on."""
     summarise, calls = attempt_module.summarise, []
@@ -102,28 +96,6 @@ def test_a_signal_before_the_first_rank_ends_the_command_with_a_line(typed, monk
     monkeypatch.setattr(sweep, "make_job", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     said = ["error: interrupted: what has been recorded is in the run's folder; of a sweep the same command goes on"]
     assert typed(*THREADS) == (130, "", said)
-
-
-def test_the_machine_s_refusal_stops_the_sweep_and_the_same_command_goes_on(typed, monkeypatch):
-    """Here the launcher cannot start the ranks of the second point."""
-    run_threads, calls = worker.run_threads, []
-
-    def refusing(*given):
-        calls.append(given)
-        if len(calls) == 2:
-            raise OSError(24, "Too many open files")
-        run_threads(*given)
-
-    monkeypatch.setattr(worker, "run_threads", refusing)
-    code, out, errors = typed("-m", "seed=1,2,3", *THREADS)
-    assert code == 1
-    assert errors[-1].startswith("error: the sweep stops: too few file descriptors for a pipe: a process may have ")
-    assert not any("Traceback" in line for line in errors)
-    assert "1 finished, 1 failed" in out
-    assert len(calls) == 2
-    code, out, errors = typed("-m", "seed=1,2,3", *THREADS)
-    assert (code, errors) == (0, ["1 of 3 points are finished already; again=true runs them again"])
-    assert out.startswith("3 finished")
 
 
 def test_rows_that_find_no_room_are_blamed_on_the_disk(typed, monkeypatch):

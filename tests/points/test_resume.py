@@ -123,17 +123,6 @@ def test_a_single_run_is_told_who_runs_it(tmp_path):
     assert list(run.iterdir()) == []  # nothing was started
 
 
-def test_a_sweep_runs_a_point_itself_if_the_run_that_it_waits_for_is_removed(tmp_path):
-    run = tmp_path / "outputs" / "runs" / job_of("chunks=2", *WORDS[2:]).run_id
-    with hold(run):
-        sweep = begin("-m", "chunks=2,3", *WORDS[2:], folder=tmp_path)
-        until(lambda: "this sweep waits" in sweep.said())
-        shutil.rmtree(run)
-        out, errors = sweep.communicate(timeout=200)
-    assert sweep.returncode == 0, errors
-    assert out.startswith("2 finished")
-
-
 @pytest.mark.skipif(
     find_spec("joblib") is None, reason="hydra-joblib-launcher is not installed: pip install 'microp[joblib]'"
 )

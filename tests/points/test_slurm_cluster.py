@@ -123,12 +123,3 @@ def test_ctrl_c_cancels_the_jobs(slurm, tmp_path):
     [line] = [line for line in err.splitlines() if "cancelled" in line]
     assert line.startswith("cancelled in Slurm: 3 jobs, ")
     assert set(states(slurm, tmp_path).values()) == {"CANCELLED"}
-
-
-def test_a_job_that_slurm_refuses_is_bad_input(slurm, tmp_path):
-    code, _, err = end(start(slurm, tmp_path, "chunks=2,3", "launch.partition=nope"))
-    assert code == 2
-    [line] = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "invalid partition specified: nope" in line
-    assert not (tmp_path / "outputs" / "runs").exists()
-    assert states(slurm, tmp_path) == {}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from microp import settings
 from microp.settings import ADAM, NEVER, Checkpointing, GptSettings, MlpSettings, SgdSettings, TrackingSettings
 
 
@@ -63,22 +62,6 @@ def test_runs_are_followed_online_and_a_wrong_word_in_the_environment_is_one_pro
     assert TrackingSettings("offline", None, None, None, [], True, True).resolved().problems() == []
     old = TrackingSettings.recorded({"mode": "offline", "project": "microp", "entity": None, "tags": []})
     assert (old.dir, old.follow, old.system_metrics) == (None, None, False)
-
-
-@pytest.mark.parametrize("name", ["a/b", "a\\b", "a%b", "a" * 129, ""])
-def test_a_project_s_name_is_checked_before_the_run(name):
-    [problem] = TrackingSettings("offline", name, None, None, [], False, False).resolved().problems()
-    assert problem.startswith(f"tracking.project={settings.quoted(name)} ")
-    assert TrackingSettings("disabled", name, None, None, [], False, False).problems() == []
-
-
-def test_a_folder_is_checked_without_leaving_anything(tmp_path):
-    assert settings.not_writable(tmp_path / "a" / "b") is None
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_text("")
-    assert settings.not_writable(tmp_path / "file" / "wandb") == "Not a directory"
-    elsewhere = TrackingSettings("offline", "microp", None, str(tmp_path / "file"), [], False, False)
-    assert "cannot be written to" in str(elsewhere.folder_problem(Path("outputs")))
 
 
 SGD = SgdSettings("sgd", 0.0, "constant", 0, 0.9)

@@ -19,7 +19,7 @@ from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import Costs, calibrate, calibrate_steps, for_stages, replay, replay_steps, schedule_of, simulate
 from microp.simulator.link_model import Asynchronous
 from microp.trace import Actions, Span, StepTrace, makespan
-from microp.worker.trainer import ActionTimes
+from microp.worker.trainer import action_times
 
 
 def uneven_costs(random: Random, schedule: Schedule) -> Costs:
@@ -165,7 +165,7 @@ def rows_of(schedule: Schedule, spans: list[Span]) -> list[dict]:
         return StepTrace(Actions.of([schedule.ranks[rank]], rank), times, list)
 
     traces = [trace(rank) for rank in range(len(schedule.ranks))]
-    return [{"rank": rank, **ActionTimes(schedule, own.actions).of(own)} for rank, own in enumerate(traces)]
+    return [{"rank": rank, **action_times(own)} for rank, own in enumerate(traces)]
 
 
 @each_builder

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from user import ROOT, SMALL, microp, ran, start
 
 import microp as package
-from microp.system import override, places
+from microp.system import override
 
 CODE = """
 import sys
@@ -89,10 +89,6 @@ def test_the_printed_commands_run_as_printed(tmp_path):
 
 STATED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 ANSWER = "from microp import run\ntry: run.main()\nexcept SystemExit as end: import sys; print(end.code, *sys.modules)"
-
-
-def test_a_checkout_s_files_are_beside_the_package():
-    assert (places.CONF, places.SWEEPS, places.CHECKOUT) == (ROOT / "conf", ROOT / "sweeps", ROOT)
 
 
 def test_the_version_is_stated_once():

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
 
 import messages
 import pytest
 from conftest import small_job
 from threads import in_threads
 from torch.distributed import HashStore
-from user import SMALL, begin, microp
+from user import SMALL, microp
 
 from microp.comms import Hosts
 from microp.schedule.builders import one_f_one_b
@@ -71,37 +68,3 @@ def test_links_on_a_host_are_mailboxes_and_others_are_sockets(tmp_path):
         2: {"0": "tcp", "1": "tcp", "3": "shm"},
         3: {"0": "tcp", "1": "tcp", "2": "shm"},
     }
-
-
-WAITS_FOR_OTHERS = """
-from datetime import timedelta
-from torch.distributed import TCPStore
-from microp.worker import meeting
-def wait(*_):
-    print("ready", flush=True)
-    TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=60))
-meeting._join = wait
-meeting.join(None, {})
-"""
-
-
-def test_ctrl_c_ends_a_rank_that_waits_for_others_at_once(tmp_path):
-    (tmp_path / "program.py").write_text(WAITS_FOR_OTHERS)
-    child = begin(folder=tmp_path, program="program")
-    while "ready\n" not in child.said():
-        assert child.poll() is None, child.said()
-        time.sleep(0.01)
-    child.send_signal(signal.SIGINT)
-    child.communicate(30)
-    assert child.returncode == -signal.SIGINT
-
-
-@pytest.mark.parametrize(("hosts", "interface"), [(TWO, "eth7"), (Hosts(("h0",), (0, 0)), "lo")])
-def test_a_name_that_is_loopback_here_is_not_listened_on(hosts, interface, monkeypatch):
-    """On Debian a host's own name is 127.0.1.1; then the way to the other hosts counts."""
-    cards = [{"address": "127.0.0.1"}, {"address": "10.1.2.3"}]
-    monkeypatch.setattr(os, "environ", {"MASTER_PORT": "29400"})
-    monkeypatch.setattr(meeting, "own_address", lambda *other: {("10.1.2.3", 29400): "10.1.2.4"}[other])
-    monkeypatch.setattr(meeting, "interface_of", {"10.1.2.4": "eth7"}.get)
-    meeting._choose_interface(cards, hosts, 0)
-    assert [os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")] == [interface] * 2
