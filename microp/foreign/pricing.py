@@ -78,14 +78,13 @@ def profile_of(
     """
     schedule, model = traced.schedule, MlpSettings("mlp", sum(layers), 64, "float32")
     # 1. the times of layers: the first, those inside, the last
-    every = dict(zip(profiling.USUAL, (costs.forward, *_backwards(costs)), strict=True))  # by op, for each stage
-    samples = []
-    for op, times in every.items():
-        for size, end, ms in zip(layers, accumulate(layers), times, strict=True):
-            kinds, before = tuple(Counter(model.kinds[end - size : end]).items()), profiling.USUAL[op]
-            for factor in (1, 2):  # a time is proportional to the rows
-                time = max(ms * factor, LEAST), nan, nan
-                samples.append(profiling.Sample(op, kinds, rows * factor, before, 1.0, schedule.chunks, *time))
+    stages = [Counter(model.kinds[end - size : end]) for size, end in zip(layers, accumulate(layers), strict=True)]
+    samples = [
+        profiling.Sample(op, tuple(kinds.items()), factor * rows, before, 1.0, schedule.chunks, factor * ms, nan, nan)
+        for (op, before), times in zip(profiling.USUAL.items(), (costs.forward, *_backwards(costs)), strict=True)
+        for kinds, ms in zip(stages, np.maximum(times, LEAST).tolist(), strict=True)
+        for factor in (1, 2)  # a time is proportional to the rows
+    ]
     fitted, memory = profiling.fit_times(samples, [], model.kinds), {kind: LayerMemory(0) for kind in {*model.kinds}}
     # 2. the times outside of actions
     ranks = list(zip(*steps, strict=True))
