@@ -145,7 +145,8 @@ def spoil(kind: str, traces: list, draw: random.Random) -> list[bytes]:
 def without_operators(file: Path) -> dict:
     """A trace of a tenth of the size."""
     trace = json.loads(file.read_text())
-    return {**trace, "traceEvents": [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]}
+    kept = [e for e in trace["traceEvents"] if e.get("cat") == "user_annotation" or e["name"].startswith("PP:")]
+    return {**trace, "traceEvents": kept}
 
 
 def written(folder: Path, texts: list[bytes]) -> list[Path]:
