@@ -51,9 +51,9 @@ def what_if(
 
     full, backward, weight = map(regrouped, _backwards(costs))
     # 2. what lies between actions
-    is_same, overhead = schedule.placement == traced.placement, costs.overhead or (0,) * before
-    latency = costs.latency if is_same else _hop(traced, costs)
-    overhead = overhead if is_same else (float(mean(overhead)),) * count
+    latency, overhead = costs.latency, costs.overhead or (0,) * before
+    if schedule.placement != traced.placement:
+        latency, overhead = _hop(traced, costs), (float(mean(overhead)),) * count
     stages = Costs(regrouped(costs.forward), backward, weight, full=full, latency=latency, overhead=overhead)
     # 3. what the trace does not tell
     whole = [stage for stage, time in enumerate(costs.weight) if not time]

@@ -62,12 +62,11 @@ def record(
     run = name or f"{schedule.name}-m{schedule.chunks}-k{ranks}-{digest[:8]}"
     attempt = records.new_attempt(runs, run)
     # 1. what readers need of a configuration, as far as a trace tells it; a stage counts as a layer
-    device = settings.DeviceSettings(traced.device, 1)
-    tracking = settings.TrackingSettings(None, None, None, None, [], None, False).resolved()
-    groups: dict[str, Any] = {group: {"name": FOREIGN} for group in UNKNOWN_GROUPS}
+    tracking = asdict(settings.TrackingSettings(None, None, None, None, [], None, False).resolved())
+    groups: dict[str, Any] = {group: {"name": FOREIGN} for group in UNKNOWN_GROUPS} | {"tracking": tracking}
     groups |= {"ranks": ranks, "chunks": schedule.chunks, "steps": len(rows), "replicas": 1, "repeat": 0}
     groups |= {"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.stages}}
-    groups |= {"device": {"name": device.name, "threads": 1}, "profile": None, "tracking": asdict(tracking)}
+    groups |= {"device": {"name": traced.device, "threads": 1}, "profile": None}
     times = {"started": rows[0][0]["ended"], "ended": rows[-1][0]["ended"], "message": None}
     status = {"uid": digest[:12], **records.this_process(), **times}
     machine = dict.fromkeys(("cores", "commit", "experiment")) | {"processor": "", "packages": {}, "gpus": []}
@@ -86,13 +85,12 @@ def record(
     model, partition = settings.MlpSettings(FOREIGN, schedule.stages, 8, "float32"), Partition((1,) * schedule.stages)
     engine, sync = settings.EngineSettings(FOREIGN, False), settings.SyncSettings("flat", "library")
     trained: Any = (schedule.chunks, len(rows), 0, 0.0, 0, engine, sync, 1, None, digest[:12])
-    data = settings.SyntheticSettings("synthetic")
+    data, device = settings.SyntheticSettings("synthetic"), settings.DeviceSettings(traced.device, 1)
     job = Job(run, schedule, partition, model, settings.NEVER, data, device, "gloo", 0.0, *trained)
     summary = records.summarise(job, attempt, "finished")
     summary |= dict.fromkeys(("batch_size", "samples_per_s", "seed", "loss"))
-    summary |= dict.fromkeys(("comms", "checkpointing"), FOREIGN)
-    peaks = in_flight_peak(traced.spans[last])
-    summary["in_flight_peak"] = [peaks[rank] / len(schedule.stages_of(rank)) for rank in range(ranks)]
+    peaks = [peak / len(schedule.stages_of(rank)) for rank, peak in in_flight_peak(traced.spans[last]).items()]
+    summary |= {"comms": FOREIGN, "checkpointing": FOREIGN, "in_flight_peak": peaks}
     records.write_json(attempt / "summary.json", summary)
     records.write_json(attempt / "status.json", {**status, "status": "finished"})
     return attempt, summary
