@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from microp.foreign.names import TraceError
+from microp.foreign.reading import TraceError
 from microp.foreign.steps import RankStep, Traced
 from microp.schedule import Schedule, remote_source
 from microp.trace import Span
@@ -30,20 +30,17 @@ def align(found: Traced) -> Traced:
     """Return the steps on one clock; TraceError: in no step the bounds can be met."""
     files = list(dict.fromkeys(lane.file for lane in found.lanes))
     clocks, schedule = [files.index(lane.file) for lane in found.lanes], found.schedule
-    steps, refused = dict[int, list[RankStep]](), dict[int, str]()
-    residual, corrected, is_late = 0.0, 0.0, False
+    steps, refused, residual, corrected, is_late = dict[int, list[RankStep]](), dict[int, str](), 0.0, 0.0, False
     for step, rows in found.steps.items():
         # 1. the bounds; ranges may contain waits: then only their ends are certain
-        length = max(row.ended - row.began for row in rows)
-        least, action, off = _bounds(schedule, rows, clocks, by_end=False)
-        if has_waits := off > MOST * length:
+        most = MOST * max(row.ended - row.began for row in rows)
+        least, action, off = _bounds(schedule, rows, clocks, "start")
+        if has_waits := off > most:
             refused[step] = f"{action} begins {off / 1e6:.3g} ms before its input was made, whatever the clocks"
-            least, _, off = _bounds(schedule, rows, clocks, by_end=True)
-        if all(span.end <= span.start for row in rows for span in row.spans):
-            refused[step], off = "no action takes any time", np.inf
-        if off > MOST * length:
-            continue
-        refused.pop(step, None)
+            least, _, off = _bounds(schedule, rows, clocks, "end")
+            if off > most:
+                continue
+            del refused[step]
         # 2. the offset of each clock, and by how much one may be off; noise is shared out
         least = least - off
         low, high = np.append(0.0, least[0, 1:]), np.append(0.0, -least[1:, 0])
@@ -53,24 +50,21 @@ def align(found: Traced) -> Traced:
         residual, corrected = max(residual, float(free.max())), max(corrected, float(np.abs(offsets).max()))
         # 3. the step with them
         steps[step], moved = _moved(schedule, rows, [int(offsets[clock]) for clock in clocks])
-        is_late = is_late or has_waits or moved > 1e-4 * length
+        is_late = is_late or has_waits or moved > most / 50
     left_out = [f"left out: step {step}: {why}" for step, why in refused.items()]
     if not steps:
         raise TraceError(f"no step can be used; {left_out[0]}: give each rank's own trace")
-    notes = [*found.notes, *left_out]
-    if is_late:
-        notes.append("some actions begin before their input was made: the wait is taken off, but not the transfer")
+    late = "some actions begin before their input was made: the wait is taken off, but not the transfer"
     how = f"corrected by up to {corrected / 1e6:.4g} ms" if corrected else "left as they are"
     text = f"clocks {how}: no receive ends before its send began; they agree within {residual / 1e6:.3g} ms"
+    notes = [*found.notes, *left_out, *[late] * is_late]
     return found._replace(steps=steps, notes=notes, clocks=text if len(files) > 1 else "one clock")
 
 
-def _bounds(
-    schedule: Schedule, rows: Sequence[RankStep], clocks: Sequence[int], by_end: bool
-) -> tuple[Any, str, float]:
+def _bounds(schedule: Schedule, rows: Sequence[RankStep], clocks: Sequence[int], moment: str) -> tuple[Any, str, float]:
     """Return [a, b], the least o(b) - o(a), for all pairs of clocks, and the worst action with its contradiction.
 
-    `by_end`: an action is only known to end after its input was made.
+    `moment`: what of an action comes after its input was made, its `start` or only its `end`.
     """
     zero = min(row.began for row in rows)
     ends = {span.action: span.end - zero for row in rows for span in row.spans}
@@ -78,10 +72,9 @@ def _bounds(
     for rank, row in enumerate(rows):
         for span in row.spans:
             if (source := remote_source(schedule, rank, span.action)) is not None:
-                need = ends[source] - ((span.end if by_end else span.start) - zero)
+                needs.append((ends[source] - (getattr(span, moment) - zero), str(span.action)))
                 pair = clocks[schedule.placement[source.stage]], clocks[rank]
-                least[pair] = max(least[pair], need)
-                needs.append((need, str(span.action)))
+                least[pair] = max(least[pair], needs[-1][0])
     np.fill_diagonal(least, np.maximum(least.diagonal(), 0))
     for middle in range(len(least)):
         least = np.maximum(least, least[:, middle, None] + least[None, middle, :])

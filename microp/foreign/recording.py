@@ -21,31 +21,29 @@ from microp.schedule import Partition, to_text
 from microp.trace import in_flight_peak
 
 UNKNOWN_GROUPS = ("partition", "checkpointing", "engine", "comms", "data")  # of a configuration
+ZEROS: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None}
 
 
 def step_rows(traced: Traced) -> list[list[records.StepRow]]:
-    """Return the rows of all steps, each with one row per rank."""
+    """Return the rows of all steps, each with one row per rank; a recomputation is in its backward."""
     return [[_row(step, *each) for each in zip(rows, traced.lanes, strict=True)] for step, rows in traced.steps.items()]
 
 
-def _row(step: int, row: RankStep, lane: Lane) -> records.StepRow:
-    lengths: dict[str, list[int]] = defaultdict(list)
+def _row(step: int, row: RankStep, lane: Lane) -> Any:
+    lengths: dict[str, list[float]] = defaultdict(list)
     for span in row.spans:
-        lengths[f"{span.stage}{span.op}"].append(span.end - span.start)
-    ended = row.ended / 1e9 if row.ended > 10**18 else lane.file.stat().st_mtime  # seconds since 1970
-    first, last = row.spans[0].start, row.spans[-1].end
-    # a trace does not tell a recomputation from its backward
-    zeros: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None}
+        lengths[f"{span.stage}{span.op}"].append((span.end - span.start) / 1e6)
+    last = row.spans[-1].end
+    wait = sum(later.start - span.end for span, later in pairwise(row.spans))  # as engine=torch counts it
     return {
-        **zeros,
+        **ZEROS,
         **{"phase": "measured", "step": step, "rank": row.spans[0].rank, "engine": FOREIGN},
-        **{"began_ns": row.began, "ended_ns": row.ended, "ended": ended, "step_ms": (row.ended - row.began) / 1e6},
-        **{"first_start_ns": first, "last_end_ns": last, "pipeline_ms": (last - row.began) / 1e6},
+        **{"began_ns": row.began, "ended_ns": row.ended, "first_start_ns": row.spans[0].start, "last_end_ns": last},
+        **{"step_ms": (row.ended - row.began) / 1e6, "pipeline_ms": (last - row.began) / 1e6, "wait_ms": wait / 1e6},
+        "ended": row.ended / 1e9 if row.ended > 10**18 else lane.file.stat().st_mtime,  # seconds since 1970
         "optimizer_ms": row.optimizer / 1e6,
-        "compute_ms": sum(map(sum, lengths.values())) / 1e6,
-        "wait_ms": sum(after.start - span.end for span, after in pairwise(row.spans))
-        / 1e6,  # as engine=torch counts it
-        "action_ms": {name: mean(values) / 1e6 for name, values in lengths.items()},
+        "compute_ms": sum(map(sum, lengths.values())),
+        "action_ms": {name: mean(values) for name, values in lengths.items()},
     }
 
 
@@ -64,12 +62,11 @@ def record(
     run = name or f"{schedule.name}-m{schedule.chunks}-k{ranks}-{digest[:8]}"
     attempt = records.new_attempt(runs, run)
     # 1. what readers need of a configuration, as far as a trace tells it; a stage counts as a layer
-    device = settings.DeviceSettings(traced.device, 1)
     tracking = asdict(settings.TrackingSettings(None, None, None, None, [], None, False).resolved())
     groups: dict[str, Any] = {group: {"name": FOREIGN} for group in UNKNOWN_GROUPS} | {"tracking": tracking}
+    groups |= {"ranks": ranks, "chunks": schedule.chunks, "steps": len(rows), "replicas": 1, "repeat": 0}
     groups |= {"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.stages}}
-    groups |= {"device": {"name": device.name, "threads": 1}, "profile": None, "replicas": 1, "repeat": 0}
-    groups |= {"ranks": ranks, "chunks": schedule.chunks, "steps": len(rows)}
+    groups |= {"device": {"name": traced.device, "threads": 1}, "profile": None}
     times = {"started": rows[0][0]["ended"], "ended": rows[-1][0]["ended"], "message": None}
     status = {"uid": digest[:12], **records.this_process(), **times}
     machine = dict.fromkeys(("cores", "commit", "experiment")) | {"processor": "", "packages": {}, "gpus": []}
@@ -88,13 +85,12 @@ def record(
     model, partition = settings.MlpSettings(FOREIGN, schedule.stages, 8, "float32"), Partition((1,) * schedule.stages)
     engine, sync = settings.EngineSettings(FOREIGN, False), settings.SyncSettings("flat", "library")
     trained: Any = (schedule.chunks, len(rows), 0, 0.0, 0, engine, sync, 1, None, digest[:12])
-    data = settings.SyntheticSettings("synthetic")
+    data, device = settings.SyntheticSettings("synthetic"), settings.DeviceSettings(traced.device, 1)
     job = Job(run, schedule, partition, model, settings.NEVER, data, device, "gloo", 0.0, *trained)
     summary = records.summarise(job, attempt, "finished")
     summary |= dict.fromkeys(("batch_size", "samples_per_s", "seed", "loss"))
-    summary |= dict.fromkeys(("comms", "checkpointing"), FOREIGN)
-    peaks = in_flight_peak(traced.spans[last])
-    summary["in_flight_peak"] = [peaks[rank] / len(schedule.stages_of(rank)) for rank in range(ranks)]
+    peaks = [peak / len(schedule.stages_of(rank)) for rank, peak in in_flight_peak(traced.spans[last]).items()]
+    summary |= {"comms": FOREIGN, "checkpointing": FOREIGN, "in_flight_peak": peaks}
     records.write_json(attempt / "summary.json", summary)
     records.write_json(attempt / "status.json", {**status, "status": "finished"})
     return attempt, summary

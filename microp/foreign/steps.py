@@ -18,8 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from microp.foreign.names import Mark, TraceError
-from microp.foreign.reading import Lane, Range
+from microp.foreign.reading import OPS, Lane, Mark, Range, TraceError
 from microp.schedule import Action, Op, Schedule, validate
 from microp.schedule.builders import LOOPED, ORDERS, Drain
 from microp.trace import Span, makespan
@@ -52,12 +51,12 @@ class Traced(NamedTuple):
         return {step: [span for row in rows for span in row.spans] for step, rows in self.steps.items()}
 
     @property
-    def middle(self) -> list[Span]:
-        """The spans of the step of middle length, of those with the actions of the order: others have unusual hops."""
-        alike = [
-            spans for spans in self.spans.values() if {span.action for span in spans} == {a for _, a in self.schedule}
-        ]
-        return sorted(alike, key=makespan)[(len(alike) - 1) // 2]
+    def middle(self) -> int:
+        """The position of the step of middle length among those with the actions of the order."""
+        actions = {action for _, action in self.schedule}
+        every = list(self.spans.values())
+        alike = [at for at, spans in enumerate(every) if {span.action for span in spans} == actions]
+        return sorted(alike, key=lambda at: makespan(every[at]))[(len(alike) - 1) // 2]
 
     @property
     def device(self) -> str:
@@ -84,6 +83,8 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
         order = tuple(tuple(span.action for span in row.spans) for row in rows)
         schedule = Schedule(FOREIGN, sizes.most_common(1)[0][0], order)
         try:
+            if all(span.end <= span.start for row in rows for span in row.spans):
+                raise ValueError("step: no action takes any time")
             orders.append(validate(schedule))
             whole[step] = rows
         except ValueError as error:
@@ -108,8 +109,8 @@ def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], 
     given = f"ranks {', '.join(map(str, ranks[:8]))}{f' of {world}' if world else ''}"
     is_part = world not in (0, len(lanes))
     notes = [*notes, *[f"{given} are read as one whole pipeline"] * is_part]
-    if all(each.mark.stage is not None for lane in lanes for each in lane.of("action")):
-        return sorted(lanes, key=lambda lane: min(each.mark.stage or 0 for each in lane.of("action"))), notes
+    if all(each.mark.stage is not None for lane in lanes for each in lane.of(*OPS)):
+        return sorted(lanes, key=lambda lane: min(each.mark.stage or 0 for each in lane.of(*OPS))), notes
     is_even = len({after - before for before, after in pairwise(ranks)}) == 1 and world and world % len(lanes) == 0
     if not is_even and (is_part or ranks != list(range(len(lanes)))):
         raise TraceError(f"{given} are given ({lanes[0].file}, ...), and no stages: give all ranks of one pipeline")
@@ -137,34 +138,30 @@ def _named(schedule: Schedule) -> Schedule:
 
 def _steps_of(lane: Lane) -> dict[int, RankStep]:
     """Return what a rank did by step: the profiler's, the file's, or from one optimizer or repetition to the next."""
-    windows, optimizers = lane.of("step"), lane.of("optimizer")
-    begins, updates = [each.start for each in windows], [each.start for each in optimizers]
-    found: dict[int, list[Span]] = defaultdict(list)
-    counts, seen, repeated = Counter[tuple[int, str, int]](), set[tuple[int, Action]](), 0
+    optimizers, windows = lane.of("optimizer"), lane.of("step")
+    begins = [each.start for each in windows or optimizers]
+    found, counts = defaultdict[int, list[Span]](list), Counter[tuple[int, str, int]]()
+    repeated, seen = 0, set[tuple[int, Action]]()
     for mark, span in _spans(lane):
         # 1. the step of the action, and its microbatch where its name has none
-        action, step = span.action, bisect_right(updates, span.wait_start)
-        if windows:
-            at = bisect_right(begins, span.wait_start) - 1
-            if at < 0 or span.wait_start >= windows[at].end:
-                continue  # outside of the steps
-            step = windows[at].mark.microbatch or 0
+        at, action = bisect_right(begins, span.wait_start), span.action
+        if windows and (not at or span.wait_start >= windows[at - 1].end):
+            continue  # outside of the steps
         if mark.microbatch is None:
-            kind = (step, mark.op, action.stage)
-            action = action._replace(microbatch=counts[kind])
-            counts[kind] += 1
-        if not windows and not updates:
+            action = action._replace(microbatch=counts[at, mark.op, action.stage])
+            counts[at, mark.op, action.stage] += 1
+        if not begins:
             repeated += (repeated, action) in seen
             seen.add((repeated, action))
-        found[step + repeated].append(span._replace(microbatch=action.microbatch))
+        found[at + repeated].append(span._replace(microbatch=action.microbatch))
     # 2. when the steps began and ended
-    steps, order = {}, sorted(found)
-    for number, later in zip(order, [*order[1:], None], strict=True):
-        actions, window = found[number], next((each for each in windows if each.mark.microbatch == number), None)
-        last = max(each.end for each in actions)
-        until = window.end if window else found[later][0].wait_start if later is not None else None
+    steps, untils = {}, [each[0].wait_start for each in found.values()]
+    for at, actions, later in zip(found, found.values(), [*untils[1:], None], strict=True):
+        window, last = windows[at - 1] if windows else None, max(each.end for each in actions)
+        until = window.end if window else later
         own = [each for each in optimizers if last - SLACK <= each.start and (until is None or each.start < until)]
         began, ended = window.start if window else actions[0].wait_start, max([last, *(each.end for each in own)])
+        number = at if window is None or window.mark.microbatch is None else window.mark.microbatch
         steps[number] = RankStep(actions, began, ended, sum(each.end - each.start for each in own))
     return steps
 
@@ -173,14 +170,13 @@ def _spans(lane: Lane) -> Iterator[tuple[Mark, Span]]:
     """Yield the mark and the span of each action, without its waits: it begins where the receive before it ended."""
     receives, sends = sorted(each.end for each in lane.of("receive")), [each.start for each in lane.of("send")]
     for opened, closed, mark in _alone(lane):
-        middle = closed
+        parts = [(mark, opened, closed)]
         if mark.second is not None:  # a pair is cut where its backward has the first operator, or after a third
             first, last = lane.backwards.searchsorted((opened, closed))
-            middle = opened + (closed - opened) // 3
-            middle = middle if first == last else _last_operator(lane, opened, int(lane.backwards[first]))
-        for one, start, until in ((mark, opened, middle), (mark.second, middle, closed)):
-            if one is None:
-                continue
+            third = opened + (closed - opened) // 3
+            middle = third if first == last else _last_operator(lane, opened, int(lane.backwards[first]))
+            parts = [(mark, opened, middle), (mark.second, middle, closed)]
+        for one, start, until in parts:
             end = until
             if at := bisect_right(receives, until):
                 start = max(start, receives[at - 1])
@@ -195,11 +191,11 @@ def _spans(lane: Lane) -> Iterator[tuple[Mark, Span]]:
 def _alone(lane: Lane) -> list[Range]:
     """Return the ranges of actions, none inside another; where an action's range contains it again, the inner one."""
     kept: list[Range] = []
-    for each in lane.of("action"):
+    for each in lane.of(*OPS):
         if kept and each.start < kept[-1].end - SLACK:
             outer = kept.pop()
             if each.end > outer.end + SLACK or each.mark not in (outer.mark._replace(second=None), outer.mark.second):
-                action, other = ("{1}{0}{2}".format(*one.mark[1:4]).replace("None", "") for one in (each, outer))
+                action, other = ("{1}{0}{2}".format(*one.mark).replace("None", "") for one in (each, outer))
                 raise TraceError(f"{lane.name}: {action} begins before {other} has ended: give one lane per rank")
         kept.append(each)
     return kept

@@ -1,4 +1,8 @@
-"""Traces of torch's own pipeline runtime, beside what `engine=torch` records of the same steps."""
+"""Traces of torch's own pipeline runtime, beside what `engine=torch` records of the same steps.
+
+`python -m foreign.traced RANKS FOLDER [SLOWER [marked]]` makes them, with actions that take SLOWER times as long; with
+`marked`, `microp.marked` puts its ranges on every schedule.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Collection
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -35,7 +40,7 @@ SINGLE = ("ScheduleGPipe", "Schedule1F1B")
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 RUNTIME = "_PipelineScheduleRuntime"  # runs an order from a file
 MARKED = ("Schedule1F1B", "ScheduleInterleavedZeroBubble")  # the second names its actions by itself too
-STEPS = 3
+STEPS = 4
 TIMES = {"forward": 0.012, "input": 0.012, "weight": 0.010}  # seconds that the parts of a stage sleep
 ROWS, DIM = 2, 8
 
@@ -77,7 +82,9 @@ def stages_of(name: str, rank: int, ranks: int) -> list[int]:
     return [rank, 2 * ranks - 1 - rank] if name in V_SHAPED else [rank, rank + ranks]
 
 
-def trace_schedule(name: str, rank: int, ranks: int, chunks: int, folder: Path) -> None:
+def trace_schedule(
+    name: str, rank: int, ranks: int, chunks: int, folder: Path, slower: float, marks: Collection[str]
+) -> None:
     """Run some steps of one of torch's schedules under the profiler, and write the rank's trace and what it timed."""
     ids, taken, kind = stages_of(name, rank, ranks), [], getattr(pipelining.schedules, name)
     count = ranks * len(ids)
@@ -91,7 +98,7 @@ def trace_schedule(name: str, rank: int, ranks: int, chunks: int, folder: Path) 
     def example() -> Tensor:
         return torch.empty(ROWS, DIM, requires_grad=True)
 
-    layers = [Layer(1.5 if stage == 0 else 1.0) for stage in ids]
+    layers = [Layer(slower * (1.5 if stage == 0 else 1.0)) for stage in ids]
     stages = [
         _timed_stage(pipelining.PipelineStage)(
             *(partial(timed, stage), layer, stage, count, torch.device("cpu"), (example(),), example())
@@ -109,7 +116,7 @@ def trace_schedule(name: str, rank: int, ranks: int, chunks: int, folder: Path) 
             taken.clear()
             distributed.barrier()
             with torch.profiler.record_function(f"ProfilerStep#{step}"):
-                with marked(schedule) if name in MARKED else nullcontext():
+                with marked(schedule) if name in marks else nullcontext():
                     schedule.step(*([batch] if 0 in ids else []), target=target if count - 1 in ids else None)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -119,23 +126,25 @@ def trace_schedule(name: str, rank: int, ranks: int, chunks: int, folder: Path) 
     (folder / f"timed{rank}.json").write_text(json.dumps(steps))
 
 
-def _run(rank: int, ranks: int, folder: Path) -> None:
+def _run(rank: int, ranks: int, folder: Path, slower: float, marks: Collection[str]) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
     torch.set_num_threads(1)
     store = distributed.FileStore(str(folder / "store"), ranks)
     distributed.init_process_group("gloo", rank=rank, world_size=ranks, store=store)
     chunks = 2 * ranks
     for name in (*SCHEDULES, RUNTIME):
-        trace_schedule(name, rank, ranks, chunks, folder / name)
+        trace_schedule(name, rank, ranks, chunks, folder / name, slower, marks)
     distributed.destroy_process_group()
 
 
-def make_traces(ranks: int, folder: Path) -> Path:
+def make_traces(ranks: int, folder: Path, slower: float = 1.0, marks: Collection[str] = MARKED) -> Path:
     """Trace all of torch's schedules on this many gloo processes, below a folder, and an order that torch lacks."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "order.csv").write_text(to_torch_csv(zb_h1(ranks, 2 * ranks)))
-    mp.start_processes(_run, (ranks, folder), nprocs=ranks, start_method="spawn")
+    mp.start_processes(_run, (ranks, folder, slower, marks), nprocs=ranks, start_method="spawn")
     return folder
 
 
 if __name__ == "__main__":
-    make_traces(int(sys.argv[1]), Path(sys.argv[2]))
+    slower = float(sys.argv[3]) if len(sys.argv) > 3 else 1.0
+    make_traces(int(sys.argv[1]), Path(sys.argv[2]), slower, (*SCHEDULES, RUNTIME) if "marked" in sys.argv else MARKED)
