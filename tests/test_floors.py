@@ -187,7 +187,7 @@ ALLOWED = {
         # torch shows each tensor that is made only to such a mode; profilers are too slow within a step
         "torch.utils._python_dispatch.TorchDispatchMode"
     },
-    "foreign/marking.py": {
+    "device/ranges.py": {
         "torch._C._profiler._RecordFunctionFast"  # torch.profiler.record_function takes 0.1 ms of what it times
     },
     "model/compiled.py": {

@@ -96,6 +96,11 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
         why = faults[0] if faults else "the ranks have none in common"
         raise TraceError(f"no step is whole: {why}: give the whole traces of all ranks of one pipeline")
     notes += [f"left out: {fault}" for fault in faults]
+    for lane, *rows in zip(lanes, *whole.values(), strict=True):
+        ends = [each.end for each in lane.of("receive")]
+        counts = [sum(row.began <= end <= row.ended for end in ends) for row in rows]
+        if (least := min(counts)) < (usual := Counter(counts).most_common(1)[0][0]):
+            notes.append(f"{lane.name}: {least} receives in a step, {usual} in most: a wait may count as compute")
     if (count := len({order.ranks for order in orders})) > 1:
         notes.append(f"the {len(orders)} steps ran {count} orders: the last one is drawn and replayed")
     if any(len(lane.kernels) for lane in lanes):
