@@ -119,6 +119,16 @@ def normed() -> Layers:
     return Layers(layers, of_last, 4, changes_buffers=True)
 
 
+def partly_frozen(frozen: int = 3, stop: int = 6, dtype: str = "float32") -> Layers:
+    """Nine layers, of which those from `frozen` to `stop` - 1 are not trained, as of a model behind a new projector."""
+    kind = getattr(torch, dtype)
+    inside = [nn.Sequential(nn.LayerNorm(8, dtype=kind), nn.Linear(8, 8, dtype=kind), nn.GELU()) for _ in range(7)]
+    layers = [nn.Embedding(256, 8, dtype=kind), *inside, nn.Linear(8, 256, dtype=kind)]
+    for layer in layers[frozen:stop]:
+        layer.requires_grad_(False)
+    return Layers(layers, of_all, 4)
+
+
 def with_layer(place: int, layer: nn.Module) -> Layers:
     made = mixed()
     made.layers[place] = layer

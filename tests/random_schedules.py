@@ -10,13 +10,14 @@ from microp.simulator import LINK_MODELS, Costs, LinkModel
 
 
 def random_schedule(random: Random) -> Schedule:
-    """Stages anywhere, some backwards divided, and a row for each rank as fate would have it."""
+    """Stages anywhere, some backwards divided, some stages frozen, and a row for each rank as fate would have it."""
     stages, chunks = random.randint(1, 6), random.randint(1, 5)
     ranks = random.randint(1, stages)
     places = [*range(ranks), *(random.randrange(ranks) for _ in range(stages - ranks))]
     random.shuffle(places)
     pairs = [(stage, m) for stage in range(stages) for m in range(chunks)]
-    backwards = [(Op.I, Op.W) if random.random() < 0.4 else (Op.B,) for _ in pairs]
+    frozen = [random.random() < 0.2 for _ in range(stages)]
+    backwards = [(Op.I,) if frozen[s] else (Op.I, Op.W) if random.random() < 0.4 else (Op.B,) for s, _ in pairs]
     todo = [Action(op, *pair) for pair, ops in zip(pairs, backwards, strict=True) for op in (Op.F, *ops)]
     rule = Schedule("rule", chunks, (tuple(todo),))  # asked for parents alone
     rows: list[list[Action]] = [[] for _ in range(ranks)]

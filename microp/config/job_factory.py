@@ -66,6 +66,7 @@ def make_job(config: Config) -> Job:
             chosen = choose_partition(config, schedule)
         if schedule is not None and chosen is not None:
             sizes = chosen.partition.sizes
+            problems += not_frozen(config, schedule, chosen.partition)
             if not problems:
                 config = replace(config, device=times_of(config, schedule, sizes))
             if isinstance(config.device, EmulatedSettings) and not config.device.problems():
@@ -142,6 +143,19 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
 def _about_pairs(config: Config, schedule: Schedule) -> str:
     where = "device.pair_ms gives a pair a time of its own" if config.device.is_emulated else "nothing overlaps here"
     return f"{schedule.name} has {len(schedule.pairs)} pairs, each run as its F, then its B: {where}"
+
+
+def not_frozen(config: Config, schedule: Schedule, partition: Partition) -> list[str]:
+    """Return of each stage that has no W, and no B, that the model trains one of its layers, one sentence each."""
+    divided = {stage for stage, _ in schedule.input_gradients}
+    stages = sorted(divided - schedule.last_gradients.keys()) if divided else []
+    trained = {stage: set(partition.layers_of(stage % schedule.depth)) - set(config.model.frozen) for stage in stages}
+    return [
+        f"schedule={config.schedule['name']} has no W for stage {stage}, and model={config.model.name} trains its "
+        f"layer {min(layers)}: write a W for each I of it, or freeze all weights of its layers (requires_grad_(False))"
+        for stage, layers in trained.items()
+        if layers
+    ]
 
 
 # --- the partition ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 
 from microp.config.errors import ConfigError
 from microp.config.factory import asks_for
-from microp.config.job_factory import Chosen, choose_partition, make_schedule
+from microp.config.job_factory import Chosen, choose_partition, make_schedule, not_frozen
 from microp.config.prediction import asked_workload, doubt, prices_of, profile_problems, times_of, used_profile
 from microp.config.schema import SimulateConfig
 from microp.job import Workload
@@ -79,6 +79,8 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
         notes = (*notes, f"times are {prices_of(config).source}")
     if (config.device.is_emulated or chosen.by_costs) and (profile := used_profile(config)) is not None:
         notes = (*notes, *filter(None, [doubt(profile)]))
+    if workload is not None:
+        notes = (*notes, *not_frozen(config, schedule, chosen.partition))
     return PricingJob(config, schedule, costs, workload, notes)
 
 

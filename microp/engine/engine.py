@@ -223,7 +223,7 @@ class Engine:
             if action in groups:
                 run = partial(_run_group, stage, groups[action])
             run, give = self._device.bind(action, run, give)
-            if action == schedule.last_gradients[action.stage]:
+            if action == schedule.last_gradients.get(action.stage):
                 run = last(action.stage, run)
             # 4. which receives it posts, and which sends the arrival of its input completes
             posted = tuple(post for source in posts[action] if (post := inboxes[source].post) is not None)

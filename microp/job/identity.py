@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -62,7 +63,7 @@ def run_id(config: Mapping[str, Any], order: str) -> str:
     Args:
         config: the resolved configuration as plain values.
         order: the schedule as text. It counts too, because the configuration may only name a file with it. Each I
-            counts as B, as the first results had it.
+            beside a W counts as B, as the first results had it.
     """
     replicas = config["replicas"]
     copies = f"-r{replicas}" if replicas > 1 else ""
@@ -111,7 +112,9 @@ def _as_first(key: str, value: Any) -> Any:
 
 def _first_letters(order: str) -> str:
     header, _, actions = order.partition("\n")
-    return f"{header}\n{actions.replace('I', 'B')}"
+    divided = {name.replace("W", "I") for name in re.findall(r"\d+W\d+", actions)}  # an I without W is none of a B
+    first = re.sub(r"\d+I\d+", lambda name: name[0].replace("I", "B") if name[0] in divided else name[0], actions)
+    return f"{header}\n{first}"
 
 
 def _digest(question: Mapping[str, Any]) -> str:

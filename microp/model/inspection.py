@@ -25,7 +25,7 @@ from microp.model.division import choose_division, undivided_text
 from microp.model.loss_check import check_loss
 from microp.model.own import Layers, is_dataset, separated
 from microp.model.randomness import seeded
-from microp.model.split_backward import SplitBackward
+from microp.model.split_backward import SplitBackward, trained
 from microp.model.trial import TYPES, Trial, or_none, rows_for_trial, weights_of
 from microp.model.watch import layer_text, tensor_text
 from microp.settings import LayerFacts, LayerWork, RowForm, TiedWeight
@@ -85,6 +85,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         weights=sum(weight.numel() for weight in weights),
         random=tuple(few.random),
         trained=sum(weight.numel() for weight in weights if weight.requires_grad),
+        frozen=tuple(index for index, layer in enumerate(layers) if not trained(layer)),
         as_one=tuple(as_one),
         undivided=tuple(undivided),
         data="" if made.data is None else _digest(rows_for_trial(made, _DIGESTED)),
@@ -217,7 +218,7 @@ def _form(layer: nn.Module) -> Iterator[Any]:
             if not key.startswith("_"):
                 yield key, repr(value)
     for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
-        yield name, tensor.shape, tensor.dtype
+        yield name, tensor.shape, tensor.dtype, tensor.requires_grad
 
 
 def layer_work(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> tuple[LayerWork, ...]:

@@ -327,7 +327,7 @@ def are_equal(a: Tensor, b: Tensor, scale: float = 1.0) -> bool:
 
 def size_of(gradient: Tensor) -> float:
     """Return the largest size of the numbers that are finite; what is not, the first step names."""
-    return float(gradient.abs().nan_to_num(0, 0, 0).max()) if gradient.numel() else 0.0
+    return float(gradient.detach().abs().nan_to_num(0, 0, 0).max()) if gradient.numel() else 0.0
 
 
 def _memory(layer: nn.Module) -> dict[str, tuple[int, int]]:

@@ -245,10 +245,11 @@ class EstimatedPrices(Prices):
         if not self.is_known:
             unit = sum(times) / len(times) / rows or 1.0
             times = [time / unit for time in times]
+        weights = [0.0 if layer in model.frozen else time for layer, time in enumerate(times)]
         link = getattr(device, "link_gb_per_s", None)
         return LayerPrices(
             self.source,
-            [LayerTimes(time, time, time, 2 * time, time) for time in times],
+            [LayerTimes(time, time, weight, time + weight, time) for time, weight in zip(times, weights, strict=True)],
             device=device,
             latency=hop,
             boundary=self._entering(min(1, model.layers - 1), rows) if link else 0,
@@ -311,7 +312,7 @@ def stage_loads(workload: Workload, costs: Costs) -> list[float]:
     mean = float(sum(costs.shares)) / schedule.units if costs.shares else 1.0  # as if all units took as long
     for stage in range(schedule.stages):
         whole = units - divided[stage]
-        weight = costs.weight[stage] if costs.weight else 0
+        weight = costs.weight[stage] if costs.weight and stage in schedule.last_gradients else 0
         again = costs.recompute[stage] if costs.recompute else 0
         spared = sum(schedule.copy_of(unit) == stage // schedule.depth for unit in costs.spared)
         loads.append(

@@ -11,7 +11,8 @@
     0B0 ◄── 1B0          W(s,m) needs I(s,m)
 
 B is the full backward. It can be divided into I, the gradient of the input, and W, that of the
-weights, which nothing waits for.
+weights, which nothing waits for. A stage whose layers are all frozen has an I and no W; see
+`without_weight_gradients`.
 
 ::
 
@@ -41,7 +42,7 @@ is a send.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -144,6 +145,25 @@ class Schedule:
         """The same order without pairs: their forwards and backwards run one after the other."""
         return replace(self, pairs=frozenset()) if self.pairs else self
 
+    def without_weight_gradients(self, stages: Collection[int]) -> Schedule:
+        """Return the order in which these stages train nothing: each of their backwards is an I, and they have no W.
+
+        ::
+
+            rank 1   F0 I0 F1 I1 W0 W1  ─► F0 I0 F1 I1
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        if unknown := set(stages) - set(range(self.stages)):
+            raise ValueError(f"there is no stage {min(unknown)}: stages go from 0 to {self.stages - 1}")
+
+        def kept(row: Sequence[Action]) -> list[Action]:
+            named = [action._replace(op=_I) if action.op is _B and action.stage in stages else action for action in row]
+            return [action for action in named if action.op is not _W or action.stage not in stages]
+
+        return replace(self, name=f"{self.name}_frozen", ranks=rows(map(kept, self.ranks)))
+
     @cached_property
     def placement(self) -> dict[int, int]:
         """The rank of each stage: stage -> the first rank that has an action of it."""
@@ -217,8 +237,8 @@ class Schedule:
 
     @cached_property
     def last_gradients(self) -> dict[int, Action]:
-        """The last action of each stage that adds to its weights' gradients: stage -> a B or a W."""
-        return {action.stage: action for _, action in self if action.op in (_B, _W)}
+        """The last action that adds to a stage's weights' gradients: stage -> a B or a W; none if it trains nothing."""
+        return {action[1]: action for row in self.ranks for action in row if action[0] is _B or action[0] is _W}
 
     @cached_property
     def consumers(self) -> dict[Action, Action]:

@@ -58,7 +58,7 @@ def validate(schedule: Schedule, activation_limit: int | None = None) -> Schedul
 
     Args:
         activation_limit: the most (stage, microbatch) pairs that a rank may hold at once. A pair is
-            held from its F to its B or W. None allows any number.
+            held from its F to its B or W, or to its I if its stage has no W. None allows any number.
 
     Raises:
         ValueError: an action is missing, repeated, out of range or misplaced, or actions wait for
@@ -80,7 +80,10 @@ def validate(schedule: Schedule, activation_limit: int | None = None) -> Schedul
 
 
 def _miscounted(schedule: Schedule) -> Iterator[_Problem]:
-    """Yield a problem unless each (stage, microbatch) has one F, and one B or one I and one W, all in range."""
+    """Yield a problem unless each (stage, microbatch) has one F, and one B or one I and one W, all in range.
+
+    A stage that has neither a B nor a W trains nothing, and has an I for each of its microbatches.
+    """
     seen: set[Action] = set()
     strange, repeated = [], []
     copy_of = schedule.copy_of
@@ -110,15 +113,20 @@ def _miscounted(schedule: Schedule) -> Iterator[_Problem]:
 
 
 def _missing(schedule: Schedule, seen: Collection[Action]) -> Iterator[_Problem]:
-    """Yield a problem unless each pair has an F, and a B or both I and W, in `seen`, the actions in range."""
+    """Yield a problem unless each pair has an F, and a B or both I and W, in `seen`, the actions in range.
+
+    An I is enough on a stage that has neither a B nor a W.
+    """
     forwards, full, inputs, weights = ({action[1:] for action in seen if action.op is op} for op in Op)
     divided = inputs | weights
-    halves = divided - full
+    trains = {stage for stage, _ in full | weights}
+    frozen = {stage for stage, _ in inputs} - trains
+    halves = {pair for pair in divided - full if pair[0] in trains}
     for stage, microbatch in sorted(full & divided)[:1]:
         whole, part = (Action(op, stage, microbatch) for op in (Op.B, Op.I if (stage, microbatch) in inputs else Op.W))
         remedy = f"write {whole._replace(op=Op.I)} for {whole}, or leave {part} out"
         yield _Problem(f"{whole} is the full backward, but there is {part} too: {remedy}", [whole, part])
-    count = 2 * schedule.depth * schedule.units - len(forwards) - len(full | divided) + len((inputs ^ weights) - full)
+    count = 2 * schedule.depth * schedule.units - len(forwards) - len(full | divided) + len(halves & (inputs ^ weights))
     if count == 0:
         return
     pairs = (
@@ -127,7 +135,11 @@ def _missing(schedule: Schedule, seen: Collection[Action]) -> Iterator[_Problem]
         for microbatch in range(schedule.units)
         if stage // schedule.depth == schedule.copy_of(microbatch)
     )
-    due = (Action(op, *pair) for pair in pairs for op in (Op.F, *((Op.I, Op.W) if pair in halves else (Op.B,))))
+    due = (
+        Action(op, *pair)
+        for pair in pairs
+        for op in (Op.F, *((Op.I, Op.W) if pair in halves else (Op.I if pair[0] in frozen else Op.B,)))
+    )
     # Stops after the first few: a typo such as chunks=2000000000 must not make this slow.
     lost = list(islice((action for action in due if action not in seen), NAMED))
     lost_pairs = {action[1:] for action in lost}
@@ -248,7 +260,7 @@ def find_cycle(schedule: Schedule) -> list[Action]:
 
 
 def _held_beyond(schedule: Schedule, limit: int) -> Iterator[_Problem]:
-    held = [_held(row) for row in schedule.ranks]
+    held = [_held(row, schedule.last_gradients) for row in schedule.ranks]
     most = max(map(max, held))
     if most <= limit:
         return
@@ -261,6 +273,7 @@ def _held_beyond(schedule: Schedule, limit: int) -> Iterator[_Problem]:
     )
 
 
-def _held(row: Sequence[Action]) -> list[int]:
-    """Return, after each action of a row, the number of (stage, microbatch) pairs between F and B or W."""
-    return list(accumulate((action.op is Op.F) - (action.op in (Op.B, Op.W)) for action in row))
+def _held(row: Sequence[Action], trains: Collection[int]) -> list[int]:
+    """Return, after each action of a row, the number of pairs from F to B or W; without one, to I."""
+    ends = [action.op in (Op.B, Op.W if action.stage in trains else Op.I) for action in row]
+    return list(accumulate((action.op is Op.F) - end for action, end in zip(row, ends, strict=True)))

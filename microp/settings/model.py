@@ -80,6 +80,11 @@ class ModelSettings(ABC):
         """The number of weights that are not frozen."""
         return self.weights
 
+    @property
+    def frozen(self) -> tuple[int, ...]:
+        """The layers that have no weight that is trained."""
+        return ()
+
     vocabulary = BYTES  # the number of different tokens; a class may have it as a key
 
     @abstractmethod
@@ -283,6 +288,7 @@ class LayerFacts:
     lowered: tuple[str, ...] = ()
     work: tuple[LayerWork, ...] = ()  # what each layer computes and reads; empty if it is not known
     trained: int = 0  # the number of weights of all layers that are not frozen
+    frozen: tuple[int, ...] = ()  # the layers that have no weight that is trained
     # the layers whose backward can only be divided as one; empty also if that was not tried
     as_one: tuple[int, ...] = ()
     undivided: tuple[str, ...] = ()  # why layers cannot be divided into I and W at all, one sentence each
@@ -334,6 +340,10 @@ class OwnSettings(ModelSettings):
     @property
     def trained(self) -> int:
         return self.facts.trained
+
+    @property
+    def frozen(self) -> tuple[int, ...]:
+        return self.facts.frozen
 
     @property
     def kinds(self) -> tuple[int, ...]:

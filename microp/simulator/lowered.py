@@ -20,7 +20,7 @@ import numpy as np
 
 from microp.schedule import Action, Op, Schedule, remote_source, validate
 from microp.simulator.costs import Costs, at
-from microp.trace import Actions, Column, F, I
+from microp.trace import Actions, B, Column, F, I, W
 
 _LANES = (0, 1, 1, 2)  # of F, B, I and W: what holds for a B holds for an I
 NONE = -1  # stands for no position, no rank or no link
@@ -190,6 +190,7 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
     forwards_and_backwards, weights = np.split(position[:-1], [2 * schedule.stages])
     divided = np.zeros(weights.shape, bool)
     divided[actions.stage[actions.op == I], actions.microbatch[actions.op == I]] = True
+    divided &= np.isin(np.arange(schedule.stages), actions.stage[(actions.op == B) | (actions.op == W)])[:, None]
     copies = np.arange(schedule.units) * schedule.copies // schedule.units
     due = np.arange(schedule.stages)[:, None] // schedule.depth == copies
     is_lacking = ((forwards_and_backwards != NONE) != np.tile(due, (2, 1))).any() or (

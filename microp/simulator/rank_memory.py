@@ -233,7 +233,9 @@ class _RankCounts:
     def add_activations(self, is_spared: Column) -> None:
         """Add what actions keep, release and need."""
         changes, needs, kept = self.changes, self.needs, np.where(is_spared, WHOLE, KEPT)
-        forward, divided, weight = (np.flatnonzero(self.op == op) for op in (F, I, W))
+        forward, weight = (np.flatnonzero(self.op == op) for op in (F, W))
+        makes = np.flatnonzero((self.op == W) | (self.op == B))
+        divided = np.flatnonzero((self.op == I) & np.isin(self.stage, self.stage[makes]))
         backward = np.flatnonzero((self.op == B) | (self.op == I))
         recomputed = backward[~is_spared[backward]]
         keeps_little = forward[~is_spared[forward]]
@@ -249,7 +251,6 @@ class _RankCounts:
         self.add(needs, backward, backward, extra)
         self.add(changes, weight, weight, PENDING, -1)
         self.add(needs, weight, weight, IN_WEIGHT)
-        makes = np.flatnonzero((self.op == W) | (self.op == B))
         self.firsts = makes[np.unique(self.stage[makes], return_index=True)[1]]
         slices = self._fields[self.firsts]
         changes[self.firsts, self._place[self.firsts], slices + GRADIENTS] = 1

@@ -236,7 +236,7 @@ def step_times(schedule: Schedule, costs: Costs) -> Floats:
     if costs.reduction:
         positions = {action: position for position, (_, action) in enumerate(schedule)}
         for rank in range(len(schedule.ranks)):
-            stages = schedule.stages_of(rank)
+            stages = [stage for stage in schedule.stages_of(rank) if stage in schedule.last_gradients]
             made = np.array([ends[positions[schedule.last_gradients[stage]]] for stage in stages])
             clocks.append(_sums_end(made, np.array([costs.reduction[stage] for stage in stages])))
     step: Floats = np.max(np.broadcast_arrays(*clocks), axis=0)

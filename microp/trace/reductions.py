@@ -30,7 +30,7 @@ class Reduction(NamedTuple):
 
 
 def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) -> list[Reduction]:
-    """Return one reduction per stage, from its last gradient's end or from the end of the reduction before it.
+    """Return one reduction per stage that trains something, from its last gradient or the end of the one before it.
 
     `times` has the time of each stage's reduction, in the spans' unit.
 
@@ -41,7 +41,7 @@ def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) 
         raise ValueError(f"{len(times)} reduction times for {schedule.stages} stages: give one per stage")
     summed = []
     for rank, queue in enumerate(_queues(schedule, spans)):
-        _, free = queue[0]
+        free = queue[0][1] if queue else 0
         for stage, made in queue:
             start = max(made, free)
             free = start + times[stage]
@@ -52,21 +52,21 @@ def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) 
 def after_last_gradient(schedule: Schedule, spans: Iterable[Span], sums: Iterable[Reduction]) -> tuple[Any, ...]:
     """Return each stage's time from the earliest start of its reduction to its end, as `reductions` takes it.
 
-    The result is empty unless there are spans and every stage has a reduction.
+    The result is empty unless there are spans and every stage that trains something has a reduction.
     """
     reduced: dict[int, Any] = {}  # stage -> the end of its last reduction
     for reduction in sums:
         reduced[reduction.stage] = max(reduction.end, reduced.get(reduction.stage, reduction.end))
     spans = list(spans)
-    if set(reduced) != set(range(schedule.stages)) or not spans:
+    if set(reduced) != set(schedule.last_gradients) or not spans:
         return ()
     times: dict[int, Any] = {}
     for queue in _queues(schedule, spans):
-        _, free = queue[0]
+        free = queue[0][1] if queue else 0
         for stage, made in queue:
             start = max(made, free)
             times[stage], free = max(0, reduced[stage] - start), max(reduced[stage], start)
-    return tuple(times[stage] for stage in range(schedule.stages))
+    return tuple(times.get(stage, 0) for stage in range(schedule.stages))
 
 
 def _queues(schedule: Schedule, spans: Iterable[Span]) -> list[list[tuple[int, Any]]]:
@@ -74,7 +74,7 @@ def _queues(schedule: Schedule, spans: Iterable[Span]) -> list[list[tuple[int, A
     ends = {span.action: span.end for span in spans}
     made = {stage: ends[action] for stage, action in schedule.last_gradients.items()}
     return [
-        sorted(((stage, made[stage]) for stage in schedule.stages_of(rank)), key=itemgetter(1))
+        sorted(((stage, made[stage]) for stage in schedule.stages_of(rank) if stage in made), key=itemgetter(1))
         for rank in range(len(schedule.ranks))
     ]
 

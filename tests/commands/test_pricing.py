@@ -15,6 +15,9 @@ from microp.config import compose_config, make_job, read_config
 from microp.config.prediction import predict
 from microp.config.pricing_job import make_pricing_job
 from microp.device import memory_probe
+from microp.schedule import to_text
+from microp.schedule.builders import one_f_one_b
+from microp.trace import makespan
 from microp.worker import launch_ranks
 
 KEYS = {"schedule", "ranks", "chunks", "makespan", "bubble", "in_flight_peak", "peak_memory_mib", "closed_form"}
@@ -217,3 +220,12 @@ def test_rows_are_those_of_the_replica_that_has_most(tmp_path):
     assert json.loads(path.read_text())["plans"][0]["step"] == pytest.approx(makespan)
     config = read_config(compose_config(*words, "ranks=2"))
     assert predict(config, make_job(config)).step_ms == pytest.approx(makespan)
+
+
+def test_stages_without_w_are_priced_for_a_model_that_trains_them(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text(to_text(one_f_one_b(4, 8).without_weight_gradients([1, 2, 3])))
+    words = ["schedule=file", f"schedule.path={path}", "ranks=4", "chunks=8"]
+    job = make_pricing_job(read_config(compose_config(*words, name="simulate")))
+    assert makespan(Price(job).timeline) == 27  # as zb_h1; with every W it takes 33
+    assert [note.split(",")[0] for note in job.notes] == [f"schedule=file has no W for stage {at}" for at in (1, 2, 3)]

@@ -123,6 +123,14 @@ def test_another_order_in_the_same_file_is_another_question(tmp_path) -> None:
     assert first == again
 
 
+def test_an_input_gradient_counts_as_a_backward_only_beside_a_weight_gradient() -> None:
+    config = plain(read_config(compose_config()))
+    orders = ["0F0 0I0 0W0", "0F0 0B0 0W0", "0F0 0I0", "0F0 0B0"]  # the second as the first was written once
+    ids = [identity.run_id(config, f"# microp schedule mine\n{order}\n") for order in orders]
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+
+
 def test_a_key_that_is_added_later_asks_nothing_new_at_its_default(monkeypatch) -> None:
     config, order = plain(read_config(compose_config())), to_text(gpipe(2, 4))
     before = identity.run_id(config, order), identity.question_id(config, order)

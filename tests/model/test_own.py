@@ -7,7 +7,18 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from own_model import by_numpy, leaving, mixed, normed, of_last, own_job, passing, settings_of, tied_layers
+from own_model import (
+    by_numpy,
+    leaving,
+    mixed,
+    normed,
+    of_last,
+    own_job,
+    partly_frozen,
+    passing,
+    settings_of,
+    tied_layers,
+)
 from torch import nn
 from training import digest
 
@@ -92,6 +103,8 @@ def test_the_facts_of_a_model():
         ((2, "weight"), (3, "0.weight"), (4, "weight")),
         ((2, "bias"), (4, "bias")),
     )
+    facts = settings_of(partly_frozen, frozen=3, stop=6).facts
+    assert (facts.frozen, facts.kinds) == ((3, 4, 5), (0, 1, 1, 3, 3, 3, 1, 1, 8))
     model = settings_of(mixed)
     assert model.weights == sum(p.numel() for layer in mixed().layers for p in layer.parameters())
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from own_model import partly_frozen, settings_of
 from profiled import MACHINE, profile
 
 from microp.config import compose_config, read_config
@@ -156,6 +157,10 @@ def test_a_forward_takes_its_operations_or_its_bytes():
     assert slow.forward[1] == pytest.approx(4 * (513 * 512 + 2 * 512 * ROWS) / 1e9 * 1e3)
     far = EstimateSettings("estimate", 1, 1.0, 1.0, link_gb_per_s=0.5, latency_ms=2.0)
     assert EstimatedPrices(far, MLP).costs(workload).hop(1) == pytest.approx(2 + 4 * 512 * ROWS / 0.5e9 * 1e3)
+    frozen = EstimatedPrices(EstimateSettings("estimate", 1, 1.0, 1e6), settings_of(partly_frozen, frozen=3, stop=6))
+    costs = frozen.costs(Workload(builders.zb_h1(3, 1), (3, 3, 3), (ROWS,), NEVER))
+    assert costs.weight == pytest.approx((costs.forward[0], 0, costs.forward[2]))
+    assert costs.full == pytest.approx((2 * costs.forward[0], costs.forward[1], 2 * costs.forward[2]))
     units = EstimatedPrices(DeviceSettings("cpu", 1), MLP)
     assert not units.is_known
     assert sum(units.costs(workload).forward) == pytest.approx(4 * ROWS)

@@ -40,6 +40,15 @@ def test_the_dependency_rule():
     assert weight_groups(row) == {row[1]: (), row[2]: (0, 1)}
 
 
+def test_stages_that_train_nothing_have_no_w():
+    schedule = read("0F0 0I0 0W0 2F0 2B0", "1F0 1I0 1W0").without_weight_gradients([1, 2])
+    assert schedule.ranks == read("0F0 0I0 0W0 2F0 2I0", "1F0 1I0").ranks
+    assert schedule.name == "drawn_frozen"
+    assert schedule.last_gradients == {0: Action.parse("0W0")}
+    with pytest.raises(ValueError, match="there is no stage 3: stages go from 0 to 2"):
+        schedule.without_weight_gradients([0, 3])
+
+
 # --- no layer is dropped, and sizes are what was asked for ----------------------------------------
 @pytest.mark.parametrize(("layers", "stages"), [(n, k) for n, k in product(range(1, 20), range(1, 9)) if k <= n])
 def test_every_layer_is_on_one_stage(layers, stages):

@@ -40,6 +40,12 @@ def test_the_two_spellings() -> None:
     assert to_torch_csv(schedules.gpipe(2, 1)) == "0F0,0B0\n1F0,1B0\n"
 
 
+def test_stages_without_w_are_written_and_read_in_both_forms() -> None:
+    schedule = schedules.zb_h1(2, 2).without_weight_gradients([1])
+    assert to_text(schedule).splitlines()[1:] == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1"]
+    assert from_text(to_text(schedule)) == schedule == from_torch_csv(to_torch_csv(schedule), schedule.name)
+
+
 def test_torch_csv_with_idle_slots_overlaps_and_communication() -> None:
     text = (
         "0F0,0SEND_F0,0F1,,,0RECV_B0,0B0,0B1,0REDUCE_GRAD\r\n"

@@ -55,7 +55,9 @@ REFUSED = [
         "[0B0]",
     ),
     (read("0F0 0I0 0B0 0W0"), "0B0 is the full backward, but there is 0I0 too: write 0I0 for 0B0", "[0I0]"),
-    (read("0F0 0I0"), "0W0 is missing", "[0I0]"),
+    (read("0F0 0I0 0F1 0I1 0W1", chunks=2), "0W0 is missing", "[0I0]"),
+    (read("0F0 0I0 0F1 0B1", chunks=2), "0W0 is missing", "[0I0]"),
+    (read("0F0 0I0 0F1", chunks=2), "0I1 is missing", "[0F1]"),
     (read("0F0 0W0"), "0I0 is missing", "[0W0]"),
     (
         read("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", chunks=2),
@@ -95,6 +97,7 @@ def test_a_refusal_is_a_sentence_and_a_picture(schedule, sentence, picture):
 def test_what_runs_is_given_back():
     for fine in (
         paired("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", at="0F1"),
+        read("0F0 0B0", "1F0 1I0"),  # stage 1 trains nothing
         read("1F0 1B0", "0F0 2F0 2B0 0B0"),
         read("0F1 0F0 0B0 0B1", "1F0 1B0 1F1 1B1", chunks=2),
     ):
@@ -167,6 +170,13 @@ def test_the_activation_limit_is_the_peak(builder):
         assert validate(schedule, peak) is schedule
         with pytest.raises(ValueError, match=f"hold more than activation_limit={peak - 1}.*: allow {peak} or more"):
             validate(schedule, peak - 1)
+
+
+def test_a_stage_without_w_holds_a_microbatch_until_its_i():
+    frozen = read("0F0 0I0 0F1 0I1", chunks=2)
+    assert validate(frozen, 1) is frozen
+    with pytest.raises(ValueError, match="0F1 is the first that makes rank 0 hold more than activation_limit=1"):
+        validate(read("0F0 0I0 0F1 0I1 0W0 0W1", chunks=2), 1)
 
 
 def test_the_first_forward_beyond_the_limit_is_drawn():

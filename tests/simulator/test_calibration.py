@@ -53,11 +53,11 @@ def assert_same_costs(schedule: Schedule, costs: Costs) -> None:
     kinds = {(span.stage, span.op) for span in spans}
     for stage in range(schedule.stages):
         again = costs.recompute[stage] if costs.recompute else 0
-        is_divided = (stage, "W") in kinds
+        is_divided = (stage, "I") in kinds
         assert found.forward[stage] == costs.forward[stage]
         expected = costs.backward[stage] if is_divided else costs.full_backward(stage)
         assert found.backward[stage] == expected + again
-        if is_divided:
+        if (stage, "W") in kinds:
             assert found.weight[stage] == (costs.weight[stage] if costs.weight else 0)
         if is_divided and (stage, "B") in kinds:
             assert found.full[stage] == costs.full_backward(stage) + again

@@ -10,7 +10,7 @@ from costs_helper import equal
 from random_schedules import random_schedule
 
 from microp.job import Workload
-from microp.schedule import Op, Schedule, builders, spread
+from microp.schedule import Action, Op, Schedule, builders, spread
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks, Size, StageBytes, simulate
 from microp.simulator.rank_memory import COMING_GRADIENT, COMING_INPUT, SENT_GRADIENT, SENT_OUTPUT, held_counts
@@ -65,7 +65,7 @@ def bookkeeper(schedule: Schedule, memory: list[StageBytes], spared: tuple[int, 
                 extra = own.in_backward if op is Op.I or not divides else own.in_full
                 peak = max(peak, sum(shelf.values()) + extra + (own.rebuilt if again else 0))
                 del shelf[stage, microbatch, Op.B]
-                if op is Op.I:
+                if op is Op.I and Action(Op.W, stage, microbatch) in row:
                     shelf[stage, microbatch, Op.W] = own.pending
             if op is Op.W:
                 peak = max(peak, sum(shelf.values()) + own.in_weight)

@@ -1,0 +1,45 @@
+"""Stages that train nothing have no W, and the gradients of the others are the single process's bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import CHECKPOINTING
+from one_process import assert_equal, by_processes, by_threads
+from own_model import own_job, partly_frozen, settings_of
+
+from microp.schedule import of_sizes, validate
+from microp.schedule.builders import one_f_one_b, two_bp, zb_h1, zb_h2, zb_v
+
+CASES = [  # schedule, sizes, the stages that train nothing, the layers that are frozen
+    (zb_h1(2, 1), (3, 6), (1,), (3, 9)),
+    (zb_h1(2, 3), (5, 4), (1,), (5, 9)),
+    (zb_h1(2, 4), (3, 6), (0,), (0, 3)),
+    (zb_h1(3, 2), (3, 3, 3), (1,), (3, 6)),
+    (zb_h1(3, 5), (3, 3, 3), (1,), (3, 6)),
+    (zb_h2(3, 7), (3, 3, 3), (1, 2), (3, 9)),
+    (one_f_one_b(3, 4), (3, 3, 3), (1,), (3, 6)),
+    (two_bp(3, 2), (2, 3, 4), (1,), (2, 5)),
+    (zb_v(2, 3), (2, 1, 3, 3), (1, 2), (2, 6)),
+    (zb_v(2, 5), (3, 2, 1, 3), (2,), (5, 6)),
+]
+
+
+def job_of(number: int, backend: str):
+    order, sizes, stages, (first, stop) = CASES[number]
+    schedule = validate(order.without_weight_gradients(stages))
+    given = {"partition": of_sizes(9, schedule.stages, list(sizes)), "mode": [*CHECKPOINTING][number % 4]}
+    return own_job(settings_of(partly_frozen, frozen=first, stop=stop), schedule=schedule, backend=backend, **given)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_bit_for_bit(number):
+    job = job_of(number, "threads")
+    trained = by_threads(job)
+    assert_equal(job, trained)
+    assert [bool(gradients) for gradients in trained[1]] == [i not in job.model.frozen for i in range(9)]
+
+
+def test_processes(tmp_path):
+    two = [job_of(number, "shm") for number, case in enumerate(CASES) if len(case[0].ranks) == 2]
+    for job, trained in zip(two, by_processes(two, tmp_path), strict=True):
+        assert_equal(job, trained)
