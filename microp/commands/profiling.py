@@ -24,6 +24,7 @@ from microp.job import Job
 from microp.points import PointsCallback, run_app
 from microp.profiling import (
     DIVIDED,
+    TIMES,
     UNDIVIDED,
     Case,
     Profile,
@@ -182,7 +183,7 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
     inside = profile.layers.get(1) or next(iter(profile.layers.values()))
     lines = [f"{model.name}: one layer of {model.layers}, ms per microbatch, {profile.ranks} ranks computing"]
     lines.append("rows      " + "".join(f"{rows:>9g}" for rows in profile.rows))
-    for name in ("forward", "full", "backward", "weight", "recompute"):
+    for name in TIMES:
         lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"

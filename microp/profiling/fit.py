@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from microp.job import Workload
 from microp.profiling.forecast import speed_of, stage_costs
-from microp.profiling.profile import After, Profile, Transport, interpolate
+from microp.profiling.profile import TIMES, After, Profile, Transport, interpolate
 from microp.profiling.samples import (
     BACKWARD,
     CHECKPOINTED,
@@ -118,12 +118,11 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
     }
     for op in (BACKWARD, WEIGHT):
         table.setdefault(op, {part: tuple(value / 2 for value in values) for part, values in table[FULL].items()})
-    names = ("forward", "full", "backward", "weight", "recompute")
     spread = {op: _spread([sample for sample in together if sample.op == op]) for op in ops}
     return Fitted(
         rows,
-        {kind: {name: table[name][kind] for name in names} for kind in every},
-        {name: table[name][-1] for name in names},
+        {kind: {name: table[name][kind] for name in TIMES} for kind in every},
+        {name: table[name][-1] for name in TIMES},
         ratios.after,
         _checkpointed(together, table[FORWARD], ratios),
         ratios.alone,
@@ -273,11 +272,8 @@ def _alone(
 
 def _nearest(known: Mapping[float, float], rows: Sequence[float]) -> tuple[float, ...]:
     """Return a factor for each number of rows: between the known ones, at the ends the nearest; 1 if none is known."""
-    places = sorted(known)
-    if not places:
-        return tuple(1.0 for _ in rows)
-    values = [known[place] for place in places]
-    return tuple(interpolate(places, values, min(max(count, places[0]), places[-1])) for count in rows)
+    places = sorted(known) or [0.0]
+    return tuple(np.interp(rows, places, [known.get(place, 1.0) for place in places]).tolist())
 
 
 def fit_transport(measured: Sequence[Between]) -> Transport:
@@ -332,10 +328,7 @@ def crowded_factors(profile: Profile, kinds: Sequence[int], cases: Sequence[Case
     found = defaultdict[float, list[float]](list)
     for case in cases:
         found[case.rows].append(_factor(profile, kinds, case, backend))
-    if not found:
-        return (1.0,) * len(profile.rows)
-    rows = sorted(found)
-    return tuple(np.interp(profile.rows, rows, [float(np.mean(found[each])) for each in rows]).tolist())
+    return _nearest({rows: float(np.mean(factors)) for rows, factors in found.items()}, profile.rows)
 
 
 def _factor(profile: Profile, kinds: Sequence[int], case: Case, backend: str) -> float:
