@@ -74,19 +74,9 @@ def test_a_point_that_is_too_wide_is_drawn_hollow(tmp_path, slowest, wide):
     assert hollow(figure.axes[:1]) == wide
     names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert ("hollow: disturbed, or spread too wide" in names) == bool(wide)
-
-
-def test_a_disturbed_time_is_drawn_hollow_and_memory_is_not(tmp_path):
-    rows = made_up(tmp_path).rows.assign(disturbed=True).to_dict("records")
-    found = by_stem(m_sensitivity.exhibits(Made(rows)))
-    hollow = {
-        stem: [line for axis in each.figure.axes for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
-        for stem, each in found.items()
-        if "depth" in stem or "memory" in stem
-    }
-    assert [stem for stem, lines in hollow.items() if "depth" in stem and lines]
-    assert not [stem for stem, lines in hollow.items() if "memory" in stem and lines]
-    assert all("disturbed" in found[stem].table for stem in hollow)
+    disturbed = drawn_m(Made(made_up(tmp_path).rows.assign(disturbed=True)))
+    assert hollow(disturbed["m-sensitivity-depth"].figure.axes)
+    assert not hollow(disturbed["m-sensitivity-memory"].figure.axes)
 
 
 def test_a_sweep_says_what_is_the_same_in_all_its_runs(tmp_path):

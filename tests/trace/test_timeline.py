@@ -165,17 +165,6 @@ def check_row(text: str, spans: list[Span], scale: float, schedule: Schedule) ->
     assert len([box for box in boxes if box[0] != IDLE]) == sum(right > left for left, right in column.values())
 
 
-def test_every_action_of_a_whole_drawing_is_named():
-    for schedule, costs in every_kind():
-        spans = [s for s in simulate(schedule, costs) if s.end > s.start]
-        rows = rank_rows(drawn(spans, 9000))
-        for rank, text in enumerate(rows):
-            own = sorted((s for s in spans if s.rank == rank), key=lambda s: s.start)
-            names = [box[0].rstrip("-=~") for box in BOX.finditer(text) if box[0] != IDLE]
-            staged = len(rows) <= max(s.stage for s in spans)
-            assert names == [str(s.action) if staged else f"{s.op}{s.microbatch}" for s in own]
-
-
 def test_nearly_all_actions_of_an_op_are_named_or_none():
     """`F9` would have room where `F10` has none, and a name stands in an action of three columns, not of two."""
     [row] = rank_rows(drawn(simulate(gpipe(1, 12), equal(1, 2, 4)), columns=9 + 36))
