@@ -179,16 +179,10 @@ def _summary(attempt: Path) -> dict[str, Any]:
 def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
     """Return a text table of the step's time in ms, kind -> its time on each rank: a line per rank, a column per kind.
 
-    Columns lie close together if only that fits; kinds that have no room even then stand below, with the ranks again.
+    Kinds that have no room stand below, with the ranks again.
     """
     times = pd.DataFrame(time_ms).rename(index="rank {}".format).rename_axis(columns="ms")
     times = times.loc[:, [kind for kind in times if _is_shown(times[kind])]].assign(sum=times.sum(axis="columns"))
-    rows = [(name, *map("{:.2f}".format, own)) for name, *own in times.itertuples()]
-    rows.insert(0, ("ms".ljust(len(rows[-1][0])), *times))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for gap in ("  ", " "):
-        if sum(widths) + len(gap) * (len(widths) - 1) <= columns:
-            return "\n".join(gap.join(map(str.rjust, row, widths)) for row in rows)
     table = times.to_string(float_format="{:.2f}".format, line_width=columns)
     return table.replace("  \\\n", "\n")  # pandas marks a table that goes on below
 

@@ -80,6 +80,11 @@ class _Ratios:
         known = self.after.get(LIKE.get(sample.op, sample.op), {}).get(sample.before)
         return ms if known is None else max(0.0, ms - known.added[at]) / known.factor[at]
 
+    def stage_ms(self, times: Mapping[int, Sequence[float]], sample: Sample) -> float:
+        """Return the time of a sample's layers, from those of each kind and of the fixed part at its rows."""
+        at = self.rows.index(sample.rows)
+        return _stage_ms({part: values[at] for part, values in times.items()}, sample)
+
 
 def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequence[int]) -> Fitted:
     """Return the times of each kind of layer.
@@ -151,10 +156,7 @@ def _recomputation(
     shares: dict[float, list[float]] = defaultdict(list)
     for sample in samples:
         if sample.op == RECOMPUTED:
-            at = ratios.rows.index(sample.rows)
-            forward, full = (
-                _stage_ms({part: values[at] for part, values in table[op].items()}, sample) for op in (FORWARD, FULL)
-            )
+            forward, full = (ratios.stage_ms(table[op], sample) for op in (FORWARD, FULL))
             if forward > 0:
                 shares[sample.rows].append(min(MOST, max(0.0, (ratios.usual_ms(sample) - full) / forward)))
     return _nearest({count: median(values) for count, values in shares.items()}, ratios.rows)
@@ -167,8 +169,7 @@ def _checkpointed(
     shares: dict[float, list[tuple[float, int]]] = defaultdict(list)
     for sample in samples:
         if sample.op == CHECKPOINTED:
-            at = ratios.rows.index(sample.rows)
-            whole = _stage_ms({part: values[at] for part, values in forward.items()}, sample)
+            whole = ratios.stage_ms(forward, sample)
             if whole > 0:  # more than 1 is noise: it does less
                 shares[sample.rows].append((min(1.0, ratios.usual_ms(sample) / whole), sample.actions))
     return _nearest({count: _mean(values) for count, values in shares.items()}, ratios.rows)

@@ -177,7 +177,6 @@ def test_a_gpt_learns_in_the_pipeline_as_in_one_process(tmp_path, capsys):
     assert float(rows[-1][1]) < float(rows[0][1]) - 1
     before, after = re.split("before training:\n|after training:\n", (tmp_path / "sample.txt").read_text())[1:]
     assert before.count("\\x") > 1.5 * after.count("\\x")  # most bytes of an untrained model are no text
-    assert (tmp_path / "loss.svg").stat().st_size < (tmp_path / "loss.png").stat().st_size > 5000
     with pytest.raises(SystemExit) as end:
         train_text.main(["--steps", "0"])
     assert end.value.code == 2
