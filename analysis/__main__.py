@@ -33,7 +33,7 @@ from analysis.overview import overview, without_result
 from analysis.page import Report, Section
 from microp.records import RecordError
 from microp.results import Store
-from microp.system import run_command
+from microp.system import about_sweep, run_command, sweep_names
 
 EXPERIMENTS = (  # each draws the runs of sweeps/<name>.yaml
     "m_sensitivity",
@@ -59,6 +59,10 @@ def sections(store: Store) -> Iterator[Section]:
         title = str(module.__doc__).splitlines()[0].rstrip(".")
         exhibits = module.exhibits(store)
         yield Section(name, title, answer_of(name, store), exhibits, missing, started)
+    drawn_as_own = [name for name in sweep_names() if not name.endswith("_quick") and name not in EXPERIMENTS]
+    for name in drawn_as_own:
+        if not store.points(name):
+            yield Section(name, about_sweep(name)[0].rstrip("."), "", [], store.missing(name), False)
 
 
 def own_sweeps(store: Store) -> Section:
@@ -98,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
         (folder / name).write_text(text)
         print(folder / name)
     missing = [command for section in made if section.started for command in section.missing]
-    print_missing(missing, [command for section in made if not section.started for command in section.missing])
+    print_missing(missing, [section.missing[0] for section in made if not section.started])
     print(f"open  {folder / 'report.html'}")
     return 0
 

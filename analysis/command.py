@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 import textwrap
 from argparse import Namespace
@@ -24,7 +25,7 @@ from microp.results import Store
 from microp.system import CommandParser
 
 OUTPUTS = Path("outputs")
-WIDTH = 100  # of running text in the terminal
+WIDTH = 100  # of running text in the terminal, at most
 SHOWN = 10  # commands in the terminal; the report has all of them
 ANY_RUN = "python -m microp.run"
 Exhibits = Callable[[Store], list[Exhibit]]
@@ -83,6 +84,11 @@ def command_parser(module: str, about: str | None, takes_outputs: bool = False) 
 def add_choices(parser: CommandParser) -> None:
     """Let a command take `--schedule`, which runs are drawn, and `--columns`, how wide."""
     parser.add_argument("--schedule", type=_names, default=(), help="only runs of these, as gpipe,1f1b")
+    add_columns(parser)
+
+
+def add_columns(parser: CommandParser) -> None:
+    """Let a command take `--columns`, how wide its figures are."""
     wide = "the width of figures in columns of a paper (default: 2)"
     parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
 
@@ -98,16 +104,16 @@ def open_store(options: Namespace) -> Store:
 
 
 def save(exhibits: Iterable[Exhibit], folder: Path) -> None:
-    """Write the files of the exhibits into `folder` and print their paths."""
+    """Write the files of the exhibits into `folder` and print their paths, a line per exhibit."""
     for exhibit in exhibits:
-        for file in exhibit.save(folder):
-            print(file)
+        first, *others = exhibit.save(folder)
+        print(first, *(file.suffix for file in others))
 
 
 def print_answer(answer: str) -> None:
     """Print the answer to an experiment's question, if there is one."""
     if answer:
-        print(textwrap.fill(answer, WIDTH))
+        print(textwrap.fill(answer, min(WIDTH, shutil.get_terminal_size().columns)))
 
 
 def nothing(outputs: Path, command: str) -> str:
@@ -130,7 +136,7 @@ def print_missing(commands: list[str], not_started: Sequence[str] = ()) -> None:
     if len(commands) > SHOWN:
         print(f"  ... and {len(commands) - SHOWN} more")
     if not_started:
-        print(f"sweeps not started, {len(not_started)}:")
+        print(f"sweeps not started, {len(not_started)} (quick parts; the page names the whole ones):")
         print("\n".join(f"  {command}" for command in not_started))
 
 

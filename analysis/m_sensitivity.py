@@ -27,7 +27,7 @@ from analysis.command import main
 from analysis.exhibit import FIT, Exhibit, drawn, kind_of, markers, not_fitted
 from analysis.words import closing, mib_text, number, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
-from microp.results import Store, records, worst_rank_mib
+from microp.results import Store, one_process, recorded_point, records, worst_rank_mib
 from microp.simulator import closed_forms
 from microp.system import run_command
 
@@ -73,7 +73,7 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 
 def answer(store: Store) -> str:
-    """Return a sentence per device and K on bubble and time from the smallest to the largest M, and one on memory."""
+    """Return sentences on bubble and time from the smallest to the largest M, on memory, and on one process alone."""
     runs = _runs(store)
     every = [] if runs.empty else list(parts(runs))
     first = {(part.device, part.ranks): part for part in reversed(every)}  # the part with a fixed batch comes first
@@ -82,7 +82,9 @@ def answer(store: Store) -> str:
         return ""
     rows = pd.concat([part.rows for part in first.values()])
     memories = [text for part in sorted(every, key=lambda part: part.fixed) if (text := _memories(part))]
-    return sentences([*told, *memories[-1:], closing(rows, ["device", "ranks", *POINT])])
+    points = [recorded_point(row) for row in store.rows if row["run_id"] in set(runs["run_id"])]
+    alone = list(one_process(points))
+    return sentences([*told, *memories[-1:], *alone, closing(rows, ["device", "ranks", *POINT])])
 
 
 def _ends(part: Part) -> str:

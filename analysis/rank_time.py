@@ -66,7 +66,7 @@ def exhibits(store: Store) -> list[Exhibit]:
     runs = typical(store.runs())
     if runs.empty:
         return []
-    found, room = _panels(runs), plot.WIDTH - 2 * scales.ROW - 0.3  # of a title, which begins where the bars do
+    found, room = _panels(runs), plot.WIDTH - _beside() - 0.3  # of a title, which begins where the bars do
     heights = [AROUND + LINE + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP) for own in found]
     panels = found[: max(1, int(np.searchsorted(np.cumsum(heights), PAGE)))]
     titles = [fitting.wrapped(title, room, LINES) for title in _titles(panels)]
@@ -188,7 +188,9 @@ def _titles(panels: Sequence[pd.DataFrame]) -> list[str]:
     """Return the name of each configuration: the usual figures, and what else tells it from the others."""
     rows = pd.DataFrame([own.iloc[0] for own in panels]).drop(columns=[*HOW_LONG], errors="ignore")
     keys = varying(rows.drop(columns=[column for column in rows if str(column).startswith("config.schedule")]))
-    names = {key: say_all(key, rows[f"config.{key}"], plot.WIDTH / 3) for key in keys if key not in IN_EVERY_TITLE}
+    names = {
+        key: say_all(key, rows[f"config.{key}"], max(2, plot.WIDTH / 3)) for key in keys if key not in IN_EVERY_TITLE
+    }
     titles = []
     for row in records(rows):
         again = "" if row["checkpointing"] == "never" else f", recomputation: {row['checkpointing']}"
@@ -210,7 +212,13 @@ def _bars(rows: pd.DataFrame, keys: list[str]) -> list[str]:
 
 def _thickness(rows: pd.DataFrame) -> float:
     """Return the thickness of a bar in inches, so that the ranks of a schedule leave room for its name."""
-    return max(0.05, min(0.15, 0.6 / float(rows["ranks"].iloc[0])))
+    most = 0.15 if plot.WIDTH > plot.ONE_COLUMN else 0.2
+    return max(0.05, min(most, 0.6 / float(rows["ranks"].iloc[0])))
+
+
+def _beside() -> float:
+    """Return the inches that the names of the bars have, whose times stand below them in a narrow figure."""
+    return 2 * scales.ROW if plot.WIDTH > plot.ONE_COLUMN else 0.9
 
 
 def _draw(axis: Axes, rows: pd.DataFrame) -> None:
@@ -235,12 +243,18 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
         axis.text(min(compute) / 2, place, share, ha="center", va="center", color="white", zorder=3, bbox=behind)
         for rank in range(0, ranks, ranks - 1 if ranks > MOST_NUMBERED else 1):
             axis.text(total[rank], at[rank], f" {rank}", va="center")
-        time = f", {total.max():.1f} ms{' (disturbed)' if row['disturbed'] else ''}"
-        names.append(f"{fitting.shortened(row['bar'], 2 * scales.ROW - fitting.width(time))}{time}")
+        time, doubt = f"{total.max():.1f} ms", " (disturbed)" * bool(row["disturbed"])
+        if plot.WIDTH > plot.ONE_COLUMN:
+            names.append(
+                f"{fitting.shortened(row['bar'], _beside() - fitting.width(f', {time}{doubt}'))}, {time}{doubt}"
+            )
+        else:
+            names.append("\n".join([fitting.shortened(row["bar"], _beside()), time, *filter(None, [doubt.strip()])]))
     for kind, own in bars.items():
         if own:  # one patch for all bars of a kind, because each patch takes the time of a hatch
             axis.add_artist(PathPatch(Path.make_compound_path_from_polys(np.array(own)), **_look(kind)))
-    scales.name_rows(axis, names, 2 * scales.ROW + 0.01)
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_xlim(0, 1.04 * longest)
     axis.grid(visible=False)
     axis.tick_params(axis="y", length=0)

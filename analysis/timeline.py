@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.command import OUTPUTS, absent, command_parser
+from analysis import plot
+from analysis.command import OUTPUTS, absent, add_columns, command_parser
 from microp.records import (
     RecordError,
     TracedStep,
@@ -57,7 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--report", type=Path, default=Path("outputs/report"), help="folder for the files (default: outputs/report)"
     )
+    add_columns(parser)
     options = parser.parse_args(arguments)
+    plot.use_columns(options.columns)
     runs = [_traced(parser, folder) for folder in options.run]
     shown = screen()
     drawn = _alone(runs[0], shown.columns) if len(runs) == 1 else _together(runs, shown.columns)
@@ -70,10 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     print(textwrap.fill(_meanings([run.summary["time_ms"] or {} for run in runs]), shown.columns) + "\n")
     options.report.mkdir(parents=True, exist_ok=True)
     path = options.report / drawn.file
-    files = figure(drawn.panels, drawn.title, path, sums=drawn.sums)
+    files = figure(drawn.panels, drawn.title, path, sums=drawn.sums, width=plot.WIDTH)
     files.append(perfetto(drawn.panels, drawn.schedules, path.with_name(f"{drawn.file}.trace.json")))
-    for file in files:
-        print(file)
+    print(files[0], *(file.suffix for file in files[1:-1]))
+    print(files[-1])
     return 0
 
 

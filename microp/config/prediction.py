@@ -178,6 +178,11 @@ def doubt(profile: Profile) -> str | None:
             f"the times of {profile.path} spread by {most:.0%}, and predictions can be as far off: the machine was "
             "busy, or shares its cores with others that cannot be seen from here; measure again when nothing else runs"
         )
+    if not all(map(any, zip(*(layer["forward"] for layer in profile.layers.values()), strict=True))):
+        return (
+            f"{profile.path} has an F of no time at all: the layers are too small for the machine's clock, or it was "
+            "busy; take larger layers or more rows (model.dim, batch_size), or measure again"
+        )
     if profile.load is not None and profile.load >= 1:
         return (
             f"{profile.path} was measured beside other work (load average {profile.load:.1f}): predictions can be too "

@@ -38,7 +38,7 @@ from microp.records import (
     read_rows,
     row_files,
 )
-from microp.system import flatten
+from microp.system import about_sweep, flatten, sweep_names
 from microp.trace import MOMENTS, Span, Spans
 
 if TYPE_CHECKING:  # ranks do not import pandas
@@ -205,9 +205,11 @@ class Store:
         return list({point.asked: point for point in planned}.values())
 
     def missing(self, name: str) -> list[str]:
-        """Return the commands of an experiment's unfinished points, or of its whole sweep if it was never started."""
+        """Return the commands of an experiment's unfinished points, or of a sweep that was never started."""
         points = self.points(name)
-        return self.unfinished(points) if points else [command(name)]
+        sweeps = [] if points else [f"{name}_quick", name]
+        commands = [f"{command(sweep)}  # {about_sweep(sweep)[-1]}" for sweep in sweeps if sweep in sweep_names()]
+        return self.unfinished(points) if points else commands
 
     def unfinished(self, points: Iterable[Point]) -> list[str]:
         """Return the commands of those points that were not run; runs without a result are among `rows`."""

@@ -12,6 +12,7 @@ import platform
 import sys
 import tomllib
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -31,6 +32,12 @@ CHECKOUT = None if CONF.parent == PACKAGE else PACKAGE.parent  # None if microp 
 def sweep_names() -> list[str]:
     """Return the names of the stored sweeps."""
     return sorted(path.stem for path in SWEEPS.glob("*.yaml"))
+
+
+def about_sweep(name: str) -> list[str]:
+    """Return what the file of a stored sweep says of itself: its question first, its points and minutes last."""
+    lines = takewhile(lambda line: line.startswith("# "), (SWEEPS / f"{name}.yaml").read_text().splitlines())
+    return [line.removeprefix("# ") for line in lines]
 
 
 def see_current_folder() -> None:

@@ -18,6 +18,7 @@ Two groups of several questions have one line per pair of questions, and one per
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -137,13 +138,19 @@ def _sides(figures: pd.DataFrame) -> Iterator[Column]:
         if any(low != high for low, high in ranges):
             texts = [f"{low} - {high}" if low != high else "" for low, high in ranges]
             yield Column(f"{name} range", texts, importance=3)
-    ratios = ["-" if is_missing(line["ratio"]) else f"{line['ratio']:.3f}" for line in lines]
+    ratios = ["-" if is_missing(line["ratio"]) else _ratio(line["ratio"]) for line in lines]
     yield Column("A/B", ratios, importance=8, about="A/B: of timings the geometric mean over launches.")
     interval = "verdict: of timings with the 95\u00a0% interval of A/B."
     yield Column("verdict", [_verdict(line) for line in lines], "left", 7, about=interval)
     if any(line["verdict"] == "too noisy to say" for line in lines):
         settled = "more launches: of each side, to settle a difference of this size."
         yield Column("more launches", [_more(line) for line in lines], importance=4, about=settled)
+
+
+def _ratio(value: float) -> str:
+    """Return a ratio with three decimals, or as many as show that it is not 1."""
+    apart = round(abs(value - 1), 9)
+    return f"{value:.{max(3, math.ceil(-math.log10(apart))) if apart else 3}f}"
 
 
 def _number(line: dict[str, Any], key: str) -> str:

@@ -50,6 +50,7 @@ def figure(
     scale: Scale = MILLISECONDS,
     sums: Mapping[str, Sequence[Reduction]] | None = None,
     endings: Sequence[str] = ENDINGS,
+    width: float = WIDTH,
 ) -> list[Path]:
     """Draw timelines one above the other on a common time axis, each from its first start; return the files.
 
@@ -57,9 +58,11 @@ def figure(
         panels: name -> spans, e.g. `predicted` and `measured`.
         path: the files' path without an ending, of which each kind in `endings` is written.
         sums: name -> the reductions over the replicas, drawn as thin bars below the actions.
+        width: inches, which a narrow column of a paper has fewer of.
     """
     with _style():
-        drawn, files = sheet(panels, title, scale, sums), [path.with_name(f"{path.name}.{end}") for end in endings]
+        drawn = sheet(panels, title, scale, sums, width=width)
+        files = [path.with_name(f"{path.name}.{end}") for end in endings]
         for file in files:  # without dates, so that the same drawing gives the same bytes
             about = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix)
             drawn.savefig(file, dpi=200, metadata=about)
@@ -72,6 +75,7 @@ def sheet(
     scale: Scale = MILLISECONDS,
     sums: Mapping[str, Sequence[Reduction]] | None = None,
     row: float = 0.4,
+    width: float = WIDTH,
 ) -> Any:
     """Return the drawing of `figure` as matplotlib's Figure, with rows of so many inches."""
     from matplotlib.figure import Figure
@@ -80,7 +84,7 @@ def sheet(
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
     until = max(_length(spans, sums.get(name, ())) for name, spans in panels.items())
     with _style():
-        drawn = Figure(figsize=(WIDTH, len(panels) * (0.5 + row * ranks) + 1.0), layout="constrained")
+        drawn = Figure(figsize=(width, len(panels) * (0.5 + row * ranks) + 1.0), layout="constrained")
         axes = drawn.subplots(len(panels), 1, sharex=True, squeeze=False)
         for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
             draw(axis, spans, scale.length, sums.get(name, ()), until)
@@ -91,7 +95,7 @@ def sheet(
             drawn.suptitle(title, wrap=True)
         numbers = any(axis.texts for axis in axes[:, 0])
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()), numbers)
-        drawn.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+        drawn.legend(handles=handles, loc="outside lower center", ncols=1 if width < WIDTH else 2, frameon=False)
     return drawn
 
 

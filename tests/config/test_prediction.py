@@ -157,12 +157,16 @@ def test_sums_over_replicas_end_an_emulated_step(tmp_path):
     assert predicted(tmp_path, *typed, "device.reduce_ms=7")[0].step_ms == 52
 
 
+NO_F = {"forward": (0.0, 0.0), **dict.fromkeys(("full", "backward", "weight", "recompute"), (1.0, 2.0))}
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"spread": {"forward": 0.01, "full": None}}, "has fewer than 3 steps behind its times (full): how far"),
         ({"spread": {"forward": 0.01, "full": 0.5}}, "spread by 50%, and predictions can be as far off"),
         ({"spread": {"forward": 0.01}, "load": 2.5}, "was measured beside other work (load average 2.5)"),
+        ({"layers": dict.fromkeys((0, 1, 3), NO_F)}, "has an F of no time at all"),
         ({"spread": {"forward": 0.01}, "load": 0.1}, None),
     ],
 )
