@@ -36,7 +36,7 @@ def test_several_runs_on_one_time_axis(tmp_path, capsys):
 
 def test_check(tmp_path):
     done = ran(folder=tmp_path, program="microp.check")
-    assert done.stdout.count("pass") == 5
+    assert done.stdout.count("pass") == 3
 
 
 TINY = ["model.layers=4", "model.dim=32", "batch_size=8"]
