@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 from conftest import CHECKPOINTING, small_job
-from costs_helper import equal
 from random_schedules import random_schedule
 
 from microp.records import read_rows, summarise
@@ -15,20 +14,8 @@ from microp.schedule import Action, Op, Schedule
 from microp.schedule.builders import one_f_one_b
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, simulate
-from microp.trace import KINDS, Span, StepClock, account, makespan
+from microp.trace import KINDS, Span, StepClock, account
 from microp.worker.threads import run_threads
-
-
-def ended_at_once(schedule: Schedule, spans: list[Span]) -> dict[int, StepClock]:
-    """The clocks of ranks that do nothing but their actions: they wait for the next as soon as they are free."""
-    clocks = {}
-    for rank in range(len(schedule.ranks)):
-        free = 0
-        for span in sorted((span for span in spans if span.rank == rank), key=lambda span: span.start):
-            assert span.wait_start == free
-            free = span.end
-        clocks[rank] = StepClock(began=0, ended=free, optimizer=0, recompute=0)
-    return clocks
 
 
 def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
@@ -117,15 +104,6 @@ def test_any_step_is_booked_moment_by_moment():
             expected["compute"] -= clocks[rank].recompute
             expected["recompute"] += clocks[rank].recompute
             assert times == expected
-
-
-def test_one_rank_s_account_is_the_same_without_the_others():
-    schedule = one_f_one_b(3, 4)
-    spans = simulate(schedule, equal(3, 1, 2, 1))
-    clocks, wall = ended_at_once(schedule, list(spans)), (0, makespan(spans))
-    accounts = account(schedule, spans, clocks, wall)
-    for rank, clock in clocks.items():
-        assert account(schedule, spans, {rank: clock}, wall) == {rank: accounts[rank]}
 
 
 @pytest.mark.parametrize("checkpointing", ["never", "always"])
