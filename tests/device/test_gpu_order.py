@@ -30,10 +30,10 @@ SCHEDULES = {order.name: order for order in ORDERS}
 class Nccl(NcclComms):
     """The transport over groups that are none; what is not of the timed path goes between the threads."""
 
-    def __init__(self, threads, gpu: Gpu, names: tuple[str, str] = ("up", "down")) -> None:
+    def __init__(self, threads, gpu: Gpu) -> None:
         self.rank, self.world_size, self.timeout_s = threads.rank, threads.world_size, threads.timeout_s
         self.device, self.names = CPU, [f"rank {rank}" for rank in range(threads.world_size)]
-        self._up, self._down = (Group(gpu, self.rank, name) for name in names)
+        self._up, self._down = (Group(gpu, self.rank, name) for name in ("up", "down"))
         self.gpu, self.all_reduce, self.all_gather = gpu, threads.all_reduce, threads.all_gather
         self.barrier, self.close = threads.barrier, threads.close
 
@@ -63,7 +63,7 @@ class Staged(StagedComms):
             return self._gpu.on_host(super()._pin(shape, dtype))
 
 
-def on_gpus(schedule, names=("up", "down"), timeout_s: float = 20, staged: bool = False, **changes) -> list[Rank]:
+def on_gpus(schedule, timeout_s: float = 20, staged: bool = False, **changes) -> list[Rank]:
     """The ranks of a job after two steps, each with a GPU of its own."""
     job, world = small_job(schedule=schedule, model=mlp("float64"), **changes), World(timeout_s)
     heartbeats = Heartbeats(len(schedule.ranks))
@@ -75,7 +75,7 @@ def on_gpus(schedule, names=("up", "down"), timeout_s: float = 20, staged: bool 
 
     def live(threads) -> Rank:
         gpu = Gpu(World() if staged else world)
-        rank = Rank(Staged(HostComms(threads, gpu), CPU, gpu) if staged else Nccl(threads, gpu, names))
+        rank = Rank(Staged(HostComms(threads, gpu), CPU, gpu) if staged else Nccl(threads, gpu))
         rank.comms.heartbeats = heartbeats
         try:
             rank.trainer = trainer = Trainer(job, rank.comms)
