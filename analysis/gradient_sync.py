@@ -66,8 +66,7 @@ def answer(store: Store) -> str:
         told.append(f"with two replicas of a model of width {wide.index.max()}, a step takes {seen}")
     # 2. the two that ran in turn
     if TURNS in runs and not runs[TURNS].isna().all():
-        table = over_launches(runs.dropna(subset=[TURNS]), [DIM], [TURNS])
-        seen = listed([f"{spread(row, TURNS)} at width {row[DIM]}" for row in records(table)])
+        seen = listed(by_width(runs.dropna(subset=[TURNS]), TURNS))
         told.append(f"run in turn within one launch, ddp's step time over that of torch_ddp is {seen}")
     # 3. the ring
     fits = ring_fits(ring_sums(runs[runs["ring"]])[1])
@@ -83,11 +82,15 @@ def answer(store: Store) -> str:
     _, compared = relative_to_one(runs[runs["device"] == "emulated"])
     if not compared.empty and compared["replicas"].nunique() > 1:
         most = compared["replicas"].max()
-        table = over_launches(compared[compared["replicas"] == most], [DIM], ["ratio"])
-        seen = listed([f"{spread(row, 'ratio')} at width {row[DIM]}" for row in records(table)])
+        seen = listed(by_width(compared[compared["replicas"] == most], "ratio"))
         told.append(f"the rows per second of {most} emulated replicas, relative to those of one, are {seen}")
     by = ["device", "replicas", "sync", DIM, BUCKET, "ring"]
     return sentences([*told, closing(runs, by)]) if told else ""
+
+
+def by_width(runs: pd.DataFrame, value: str) -> list[str]:
+    """Return a value with its spread over launches for each width of the model, as text."""
+    return [f"{spread(row, value)} at width {row[DIM]}" for row in records(over_launches(runs, [DIM], [value]))]
 
 
 def prepared(runs: pd.DataFrame) -> pd.DataFrame:
@@ -127,8 +130,7 @@ def _in_turn(real: pd.DataFrame) -> str:
     both = real[real["sync"] == "compare"]
     if both.empty:
         return ""
-    table = over_launches(both, [DIM], ["syncs.ratio.ddp/torch_ddp"])
-    seen = "; ".join(f"{spread(row, 'syncs.ratio.ddp/torch_ddp')} at width {row[DIM]}" for row in records(table))
+    seen = "; ".join(by_width(both, TURNS))
     same = (both["syncs.reduced_bytes.ddp"] == both["syncs.reduced_bytes.torch_ddp"]).all()
     moved = "both move the same bytes" if same else "they do not move the same bytes"
     return f"Median ratio of step times, ddp over torch_ddp in turn within one launch: {seen}; {moved}."

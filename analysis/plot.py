@@ -136,16 +136,14 @@ def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: s
 
     Those that are too wide get hollow markers.
     """
-    at, middle, low, high = (table[name].to_numpy(dtype=float) for name in (x, y, f"{y}.low", f"{y}.high"))
-    order = np.argsort(at, kind="stable")
-    order = order[~np.isnan(middle[order])]
-    if not len(order):
+    table = table.dropna(subset=[y]).sort_values(x, kind="stable")
+    if table.empty:
         return
-    at, middle, low, high = at[order], middle[order], low[order], high[order]
+    at, middle, low, high = (table[name].to_numpy(dtype=float) for name in (x, y, f"{y}.low", f"{y}.high"))
     # seaborn's pointplot would aggregate the launches again; the figure's table has the same medians and intervals.
     _bars(axis, look, "_", at, low, high)
     axis.plot(at, middle, color=look.colour, marker=look.marker, linestyle=look.line, label=label)
-    hollow(axis, at, middle, table[f"{y}.wide"].to_numpy(dtype=bool)[order], look)
+    hollow(axis, at, middle, table[f"{y}.wide"].to_numpy(dtype=bool), look)
 
 
 def across(axis: Axes, table: pd.DataFrame, value: str, at: Any, look: Look, label: str) -> None:

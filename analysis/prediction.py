@@ -94,7 +94,8 @@ def _predicted(store: Store) -> list[Exhibit]:
     if known["regret"].notna().any():
         text += " Regret: how much longer the configuration of least predicted time took than the fastest one."
     figure, axes = plot.panels(2, 3.2)
-    scatter(axes[0], table, "predicted")
+    hollow = table["measured.wide"] | table.get("disturbed", False)
+    scatter(axes[0], table.assign(hollow=hollow), "group", "measured", "predicted", "step")
     known = known.assign(shown=100 * known["median"].clip(lower=SMALLEST))
     kinds = looks.looks(sorted(known["kind"].unique()))
     for number, (kind, look) in enumerate(kinds.items()):
@@ -119,16 +120,14 @@ def judged(row: dict[str, Any]) -> str:
     return text + ("" if pd.isna(row["regret"]) else f", regret of the plan chosen {percent(row['regret'])}")
 
 
-def scatter(axis: Axes, table: pd.DataFrame, name: str) -> None:
-    """Draw a forecast over the measured time, both in ms, a look per model and device."""
-    table = table.assign(hollow=table["measured.wide"] | table.get("disturbed", False))
-    for group, look in looks.looks(sorted(table["group"].unique())).items():
-        plot.scatter(axis, table[table["group"] == group], "measured", name, "hollow", look, str(group))
-    times = [*table["measured"], *table[name]]
-    scales.logarithmic(axis.xaxis, times)
-    scales.logarithmic(axis.yaxis, times)
+def scatter(axis: Axes, table: pd.DataFrame, by: str, measured: str, other: str, what: str) -> None:
+    """Draw the column `other` of times in ms over that of the measured ones, with a look for each value of `by`."""
+    for name, look in looks.looks(sorted(table[by].unique())).items():
+        plot.scatter(axis, table[table[by] == name], measured, other, "hollow", look, str(name))
+    plot.titled(axis, x=f"measured {what}, ms", y=f"{other.removesuffix('_ms')} {what}, ms", own=True)
+    for scale in (axis.xaxis, axis.yaxis):
+        scales.logarithmic(scale, [*table[measured], *table[other]])
     axis.plot(axis.get_xlim(), axis.get_xlim(), zorder=1, **looks.THIN)
-    plot.titled(axis, x="measured step, ms", y=f"{name} step, ms", own=True)
 
 
 @lru_cache(maxsize=1)  # the figure and the answer need it
@@ -200,7 +199,7 @@ def _summary(kind: Any, own: pd.DataFrame) -> str:
 def _draw(table: pd.DataFrame) -> Any:
     figure, axes = plot.panels(1 + (len(table) > 1), 3.0)
     named = looks.looks(sorted(table["kind"].unique()))
-    _makespans(axes[0], table, named)
+    scatter(axes[0], table.assign(hollow=table["disturbed"]), "kind", "measured_ms", "replayed_ms", "makespan")
     keys = [looks.thin("replayed = measured")]
     if len(axes) > 1:
         _errors(axes[1], table, named)
@@ -209,16 +208,6 @@ def _draw(table: pd.DataFrame) -> Any:
         keys.insert(1, looks.line("noise between launches", NOISE))
     plot.legend(figure, keys)
     return figure
-
-
-def _makespans(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
-    for kind, look in named.items():
-        plot.scatter(axis, table[table["kind"] == kind], "measured_ms", "replayed_ms", "disturbed", look, str(kind))
-    times = [*table["measured_ms"], *table["replayed_ms"]]
-    plot.titled(axis, x="measured makespan, ms", y="replayed makespan, ms", own=True)
-    for scale in (axis.xaxis, axis.yaxis):
-        scales.logarithmic(scale, times)
-    axis.plot(axis.get_xlim(), axis.get_xlim(), zorder=1, **looks.THIN)
 
 
 def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:

@@ -11,7 +11,7 @@ nothing to do with one another. Who sets such runs side by side has to name both
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -26,17 +26,19 @@ FIRST = ("chunks", "ranks", "batch_size", "schedule", "partition", "checkpointin
 
 def varying(runs: pd.DataFrame) -> list[str]:
     """Return the configuration keys in which the runs differ, without those that follow from other keys."""
-    kept: list[str] = []
-    for key in _several(runs):
-        kept += [key] * (not _follows(runs, key, kept))
-    return kept
+    return _kept(runs, lambda _: "")
 
 
 def differing(runs: pd.DataFrame) -> list[str]:
     """Return the configuration keys in which the runs differ, without those that follow from their group's others."""
+    return _kept(runs, group_of)
+
+
+def _kept(runs: pd.DataFrame, group: Callable[[str], str]) -> list[str]:
+    """Return the keys with several values that do not follow from others of their group."""
     kept: list[str] = []
     for key in _several(runs):
-        kept += [key] * (not _follows(runs, key, [other for other in kept if group_of(other) == group_of(key)]))
+        kept += [key] * (not _follows(runs, key, [other for other in kept if group(other) == group(key)]))
     return kept
 
 

@@ -21,6 +21,7 @@ from microp.results import compare, launch_times
 
 TIME, BUBBLE = "step_ms.median", "bubble.measured"
 KIB_BELOW = 0.1  # MiB
+ONE_LAUNCH = "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
 ALIKE = 1.01  # the ratio of two memories of which neither is called the smaller one
 
 
@@ -109,7 +110,7 @@ def closing(rows: pd.DataFrame, by: list[str]) -> str:
     """Return a sentence on what the brackets of an answer, whose points `by` names, are, or that there is no spread."""
     most = int(rows.groupby(by, dropna=False)[LAUNCH].nunique().max())
     if most == 1:
-        return "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
+        return ONE_LAUNCH
     kind = "ranges" if most <= RANGE_UP_TO else "95 % bootstrap intervals"
     return f"Brackets: {kind} over up to {most} launches; behind a verdict, 95 % intervals"
 
@@ -117,7 +118,7 @@ def closing(rows: pd.DataFrame, by: list[str]) -> str:
 def widest(table: pd.DataFrame, values: Iterable[str]) -> str:
     """Return a sentence on the widest interval over launches of these values of a table of `over_launches`."""
     if table["launches"].max() == 1:
-        return "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
+        return ONE_LAUNCH
     width = max((table[f"{value}.high"] - table[f"{value}.low"]).max() for value in values)
     return f"Of a ratio, the interval over launches is at most {number(width)} wide"
 

@@ -6,12 +6,10 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from PIL import Image
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -80,12 +78,6 @@ class Viewer:
     def click(self, panel: int, action: str) -> None:
         self.canvas.scroll_into_view_if_needed()
         self.page.mouse.click(*self.place(panel, action))
-
-    def colours(self, points: list[tuple[float, float]]) -> list[str]:
-        """The colours at these points of the window."""
-        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        picture = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
-        return ["#{:02x}{:02x}{:02x}".format(*picture.getpixel((round(x), round(y)))) for x, y in points]
 
     def touch(self, kind: str, *points: tuple[float, float]) -> None:
         """Send a touch event with these fingers."""

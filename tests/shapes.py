@@ -33,23 +33,38 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
-from microp.commands.check_models import (
-    CONTEXT,
-    WIDTH,
-    around,
-    custom_function,
-    dense,
-    embedding,
-    experts_by_index,
-    fused_qkv,
-    head,
-    linear,
-    low_rank_on_frozen,
-    mean_error,
-    passed_by_chance,
-    weight_several_times,
-)
 from microp.model import Bits, Layers
+
+WIDTH, CONTEXT = 16, 4
+
+
+def mean_error(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over all tokens."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def around(
+    make: Callable[[], nn.Module], loss: Callable[[Tensor, Tensor], Tensor] = mean_error, changes_buffers: bool = False
+) -> Layers:
+    """Return a model with two such layers, which take and give (rows, CONTEXT, WIDTH)."""
+    layers = [embedding(), make(), dense(), make(), dense(), head()]
+    return Layers(layers, loss, CONTEXT, changes_buffers=changes_buffers)
+
+
+def embedding() -> nn.Embedding:
+    return nn.Embedding(256, WIDTH)
+
+
+def linear(bias: bool = True) -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH, bias=bias)
+
+
+def dense() -> nn.Sequential:
+    return nn.Sequential(linear(), nn.Tanh())
+
+
+def head() -> nn.Linear:
+    return nn.Linear(WIDTH, 256)
 
 
 class Shape(NamedTuple):
@@ -170,9 +185,73 @@ def three(make: Callable[[], nn.Module]) -> Callable[[], nn.ModuleList]:
     return lambda: nn.ModuleList(make() for _ in range(3))
 
 
-for checked in (fused_qkv, custom_function, weight_several_times, low_rank_on_frozen, experts_by_index):
-    shape(checked)
-shape(passed_by_chance, **UNDIVIDED)
+@layer(**dict.fromkeys("qkv", lambda: linear(bias=False)))
+def fused_qkv(own, x):
+    """Attention that reads the weights of its parts itself, for one product in place of three."""
+    q, k, v = F.linear(x, torch.cat([own.q.weight, own.k.weight, own.v.weight])).chunk(3, -1)
+    return x + F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Product(torch.autograd.Function):
+    """x Wᵀ + b; computes only the gradients that are asked for."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        of_weight = rows.t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return of_x, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
+
+
+@layer(inside=linear)
+def custom_function(own, x):
+    """An autograd.Function that is given the weights of a part."""
+    return torch.tanh(Product.apply(x, own.inside.weight, own.inside.bias))
+
+
+@layer(inside=linear)
+def weight_several_times(own, x):
+    """One weight four times on one path: by its part twice, read twice, once of these transposed."""
+    x = torch.tanh(F.linear(torch.tanh(own.inside(x)), own.inside.weight))
+    return torch.tanh(own.inside(x) + x @ own.inside.weight)
+
+
+@layer(
+    norm=lambda: frozen(nn.LayerNorm(WIDTH)),
+    base=lambda: frozen(linear()),
+    down=lambda: nn.Linear(WIDTH, 2, bias=False),
+    up=lambda: nn.Linear(2, WIDTH, bias=False),
+)
+def low_rank_on_frozen(own, x):
+    """LoRA: the Linear and the norm are frozen, two thin matrices are trained."""
+    x = own.norm(x)
+    return torch.tanh(own.base(x) + own.up(own.down(x)))
+
+
+@layer(gate=lambda: nn.Linear(WIDTH, 3), experts=three(dense))
+def experts_by_index(own, x):
+    """A mixture of experts: the sizes inside depend on the numbers, and an expert may get no token."""
+    tokens = x.flatten(0, 1)
+    best, chosen = own.gate(tokens).softmax(-1).max(-1)
+    total = torch.zeros_like(tokens)
+    for number, expert in enumerate(own.experts):
+        places = (chosen == number).nonzero().squeeze(-1)
+        if len(places):
+            part = expert(tokens.index_select(0, places)) * best.index_select(0, places).unsqueeze(-1)
+            total = total.index_add(0, places, part)
+    return x + total.view_as(x)
+
+
+@layer(UNDIVIDED, inside=linear, shift=lambda: nn.Parameter(torch.zeros(WIDTH)))
+def passed_by_chance(own, x):
+    """A part that is passed over by chance, as Python draws."""
+    return torch.tanh(own.inside(x) if random.random() < 0.5 else x + own.shift)
 
 
 # --- weights that another module than their owner reads -------------------------------------------------------------

@@ -116,8 +116,7 @@ def measure(*overrides: str, folder: Path | str | None = None, **keys: Any) -> R
         ConfigError: the configuration is wrong and nothing was started; its `problems` lists all problems.
         RunError: a rank failed, and the message says which one, at which action and step; or another process runs this.
     """
-    words = [*overrides, *map(override, flatten(keys), flatten(keys).values())]
-    asked = _checked(words, folder)
+    asked = _checked([*overrides, *_words(keys)], folder)
     if problems := config_checks.only_in_a_sweep(asked.config) + nothing_to_resume(asked.config, asked.job):
         raise ConfigError(problems)
     attempt = _run([asked])[0]
@@ -168,6 +167,10 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
     return runs[runs["run_id"].isin(order)].sort_values("run_id", key=lambda ids: ids.map(order), ignore_index=True)
 
 
+def _words(keys: dict[str, Any]) -> list[str]:
+    return [override(key, value) for key, value in flatten(keys).items()]
+
+
 def _checked(words: list[str], folder: Path | str | None) -> Planned:
     point = read_config(compose_config(*words, folder=folder))
     if point.skip:
@@ -201,7 +204,6 @@ def price(*overrides: str, folder: Path | str | None = None, **keys: Any) -> Pri
     Raises:
         ConfigError: the configuration is wrong; its `problems` lists all problems.
     """
-    words = [*overrides, *map(override, flatten(keys), flatten(keys).values())]
-    config = read_config(compose_config(*words, name="simulate", folder=folder))
+    config = read_config(compose_config(*overrides, *_words(keys), name="simulate", folder=folder))
     assert isinstance(config, SimulateConfig)
     return Price(make_pricing_job(config))

@@ -24,6 +24,7 @@ from microp.job import Job
 from microp.points import PointsCallback, run_app
 from microp.profiling import (
     DIVIDED,
+    TIMES,
     UNDIVIDED,
     Case,
     Profile,
@@ -81,18 +82,12 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         batch_size=job.batch_size,
         ranks=len(plan.together[0].schedule.ranks),
-        rows=fitted.rows,
-        layers=fitted.layers,
-        fixed=fitted.fixed,
-        after=fitted.after,
-        checkpointed=fitted.checkpointed,
-        alone=fitted.alone,
+        **vars(fitted),
         crowded=(1.0,) * len(fitted.rows),
         transports=transports,
         optimizer=optimizer,
         edges=(median(case.head for case in between_all), median(case.tail for case in between_all)),
         memory={name: {kind: layers[kind] for kind in sorted(set(kinds))} for name, layers in memory.items()},
-        spread=fitted.spread,
         load=load,
         optimizer_kind=job.optimizer.kind,
         computing=job.computing,
@@ -182,7 +177,7 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
     inside = profile.layers.get(1) or next(iter(profile.layers.values()))
     lines = [f"{model.name}: one layer of {model.layers}, ms per microbatch, {profile.ranks} ranks computing"]
     lines.append("rows      " + "".join(f"{rows:>9g}" for rows in profile.rows))
-    for name in ("forward", "full", "backward", "weight", "recompute"):
+    for name in TIMES:
         lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"

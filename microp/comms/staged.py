@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, check_reduction, mailbox_sizes, view_of
+from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, mailbox_sizes, view_of
 
 
 class StagedComms(OverComms):
@@ -69,10 +69,9 @@ class StagedComms(OverComms):
         host = self._staging(shape, dtype, src, self.rank, tag)
         return _Receiver(self, self._inner.inbox(shape, src, tag, dtype), host)
 
-    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        check_reduction(op)
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         host = self.to_host(tensor, self._pin(tensor.shape, tensor.dtype))
-        return tensor.copy_(self._inner.all_reduce(host, op))
+        return tensor.copy_(self._inner.all_reduce(host))
 
 
 class _Sender:

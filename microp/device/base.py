@@ -31,17 +31,11 @@ Give = Callable[..., Any]
 
 
 class PeakMemory(NamedTuple):
-    """The peaks of a step, in bytes.
+    """The peaks of a step, in bytes."""
 
-    Attributes:
-        all_bytes: of all live tensors.
-        allocated_bytes: of those that torch's allocator holds.
-        reserved_bytes: of what the allocator has taken from a GPU; None on CPUs.
-    """
-
-    all_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int | None = None
+    all_bytes: int  # of all live tensors
+    allocated_bytes: int  # of those that torch's allocator holds
+    reserved_bytes: int | None = None  # of what the allocator has taken from a GPU; None on CPUs
 
 
 class Device(ABC):

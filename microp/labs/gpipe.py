@@ -10,21 +10,16 @@ Huang et al., arXiv 1811.06965. The optimizer steps after all M microbatches, wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from microp.labs.pipeline import show
 from microp.system import run_command
 
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
-    """Run GPipe on four ranks, draw and measure a step, and return what `show` returns."""
-    return show(
-        "gpipe",
-        __doc__,
-        arguments,
-        "More and smaller microbatches shrink the bubble: with K = 4 it is 3/7 for M = 4 and 3/35 for M = 32 "
-        "(chunks=32).\nBut a rank keeps the activations of all M microbatches, which is the whole batch for any M.",
-    )
+LESSON = (
+    "More and smaller microbatches shrink the bubble: with K = 4 it is 3/7 for M = 4 and 3/35 for M = 32 "
+    "(chunks=32).\nBut a rank keeps the activations of all M microbatches, which is the whole batch for any M."
+)
+main = partial(show, "gpipe", __doc__, LESSON)
 
 
 if __name__ == "__main__":

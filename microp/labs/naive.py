@@ -10,20 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from microp.labs.pipeline import show
 from microp.system import run_command
 
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
-    """Run the naive schedule on four ranks, draw and measure a step, and return what `show` returns."""
-    return show(
-        "naive",
-        __doc__,
-        arguments,
-        "More ranks hold a larger model but are not faster: each rank is busy 1/K of the time.",
-    )
+LESSON = "More ranks hold a larger model but are not faster: each rank is busy 1/K of the time."
+main = partial(show, "naive", __doc__, LESSON)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,16 @@ Narayanan et al., arXiv 2104.04473.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from microp.labs.pipeline import show
 from microp.system import run_command
 
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
-    """Run 1F1B on four ranks, draw and measure a step, and return what `show` returns."""
-    return show(
-        "one_f_one_b",
-        __doc__,
-        arguments,
-        "GPipe is idle as long, but keeps all M microbatches on every rank (python -m microp.labs 7 chunks=8). Here "
-        "rank r keeps at most K - r: more microbatches shrink the bubble and the memory.",
-    )
+LESSON = (
+    "GPipe is idle as long, but keeps all M microbatches on every rank (python -m microp.labs 7 chunks=8). Here "
+    "rank r keeps at most K - r: more microbatches shrink the bubble and the memory."
+)
+main = partial(show, "one_f_one_b", __doc__, LESSON)
 
 
 if __name__ == "__main__":

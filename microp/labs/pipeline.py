@@ -31,8 +31,8 @@ TAKES = ("ranks", "chunks", "steps", "warmup_steps", *ON_RANKS, "engine", "parti
 SCHEDULES = {"naive": ("naive", 4), "gpipe": ("gpipe", 4), "one_f_one_b": ("1f1b", 8)}  # lab -> schedule, chunks
 
 
-def show(lab: str, text: str | None, arguments: Sequence[str] | None, lesson: str) -> dict[str, list[float]]:
-    """Run some steps, draw the last one and print what its ranks did.
+def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
+    """Run some steps, draw the last one and print what its ranks did: the `main` of labs 6 to 8.
 
     Args:
         text, arguments: as of `typed_job`.

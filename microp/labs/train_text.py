@@ -27,7 +27,6 @@ from microp.model import build_model, open_data
 from microp.records import read_rows
 from microp.system import CommandParser, run_command
 from microp.terminal import Board
-from microp.trace import curves
 from microp.worker import launch_ranks, monolith
 
 WORDS = (
@@ -106,14 +105,12 @@ def main(arguments: list[str] | None = None) -> int:
     before = sample(job, model, SAMPLE)
     model.load_state_dict(trained)
     text = f"\nbefore training:\n{before}\n\nafter training:\n{sample(job, model, SAMPLE)}\n"
-    figure, *_ = curves(
-        {"2 ranks": pipeline, "one process": alone}, ("step", "loss, nats per byte"), options.folder / "loss"
-    )
     (options.folder / "sample.txt").write_text(f"{caption}\n{text}")
     rows = [f"{step},{one!r},{other!r}" for step, (one, other) in enumerate(zip(pipeline, alone, strict=True))]
-    (options.folder / "loss.csv").write_text("\n".join(["step,pipeline,one_process", *rows, ""]))
+    curve = options.folder / "loss.csv"
+    curve.write_text("\n".join(["step,pipeline,one_process", *rows, ""]))
     say(f"\n{caption}")
-    print(f"{text}\n{figure}")
+    print(f"{text}\n{curve}")
     return 0
 
 

@@ -18,6 +18,7 @@ from microp.profiling.forecast import (
 )
 from microp.profiling.profile import (
     DIVIDED,
+    TIMES,
     TORCH,
     UNDIVIDED,
     Machine,

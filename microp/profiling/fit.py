@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from microp.job import Workload
 from microp.profiling.forecast import speed_of, stage_costs
-from microp.profiling.profile import After, Profile, Transport, interpolate
+from microp.profiling.profile import TIMES, After, Profile, Transport, interpolate
 from microp.profiling.samples import (
     BACKWARD,
     CHECKPOINTED,
@@ -80,6 +80,11 @@ class _Ratios:
         known = self.after.get(LIKE.get(sample.op, sample.op), {}).get(sample.before)
         return ms if known is None else max(0.0, ms - known.added[at]) / known.factor[at]
 
+    def stage_ms(self, times: Mapping[int, Sequence[float]], sample: Sample) -> float:
+        """Return the time of a sample's layers, from those of each kind and of the fixed part at its rows."""
+        at = self.rows.index(sample.rows)
+        return _stage_ms({part: values[at] for part, values in times.items()}, sample)
+
 
 def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequence[int]) -> Fitted:
     """Return the times of each kind of layer.
@@ -118,12 +123,11 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
     }
     for op in (BACKWARD, WEIGHT):
         table.setdefault(op, {part: tuple(value / 2 for value in values) for part, values in table[FULL].items()})
-    names = ("forward", "full", "backward", "weight", "recompute")
     spread = {op: _spread([sample for sample in together if sample.op == op]) for op in ops}
     return Fitted(
         rows,
-        {kind: {name: table[name][kind] for name in names} for kind in every},
-        {name: table[name][-1] for name in names},
+        {kind: {name: table[name][kind] for name in TIMES} for kind in every},
+        {name: table[name][-1] for name in TIMES},
         ratios.after,
         _checkpointed(together, table[FORWARD], ratios),
         ratios.alone,
@@ -152,10 +156,7 @@ def _recomputation(
     shares: dict[float, list[float]] = defaultdict(list)
     for sample in samples:
         if sample.op == RECOMPUTED:
-            at = ratios.rows.index(sample.rows)
-            forward, full = (
-                _stage_ms({part: values[at] for part, values in table[op].items()}, sample) for op in (FORWARD, FULL)
-            )
+            forward, full = (ratios.stage_ms(table[op], sample) for op in (FORWARD, FULL))
             if forward > 0:
                 shares[sample.rows].append(min(MOST, max(0.0, (ratios.usual_ms(sample) - full) / forward)))
     return _nearest({count: median(values) for count, values in shares.items()}, ratios.rows)
@@ -168,8 +169,7 @@ def _checkpointed(
     shares: dict[float, list[tuple[float, int]]] = defaultdict(list)
     for sample in samples:
         if sample.op == CHECKPOINTED:
-            at = ratios.rows.index(sample.rows)
-            whole = _stage_ms({part: values[at] for part, values in forward.items()}, sample)
+            whole = ratios.stage_ms(forward, sample)
             if whole > 0:  # more than 1 is noise: it does less
                 shares[sample.rows].append((min(1.0, ratios.usual_ms(sample) / whole), sample.actions))
     return _nearest({count: _mean(values) for count, values in shares.items()}, ratios.rows)
@@ -273,11 +273,8 @@ def _alone(
 
 def _nearest(known: Mapping[float, float], rows: Sequence[float]) -> tuple[float, ...]:
     """Return a factor for each number of rows: between the known ones, at the ends the nearest; 1 if none is known."""
-    places = sorted(known)
-    if not places:
-        return tuple(1.0 for _ in rows)
-    values = [known[place] for place in places]
-    return tuple(interpolate(places, values, min(max(count, places[0]), places[-1])) for count in rows)
+    places = sorted(known) or [0.0]
+    return tuple(np.interp(rows, places, [known.get(place, 1.0) for place in places]).tolist())
 
 
 def fit_transport(measured: Sequence[Between]) -> Transport:
@@ -332,10 +329,7 @@ def crowded_factors(profile: Profile, kinds: Sequence[int], cases: Sequence[Case
     found = defaultdict[float, list[float]](list)
     for case in cases:
         found[case.rows].append(_factor(profile, kinds, case, backend))
-    if not found:
-        return (1.0,) * len(profile.rows)
-    rows = sorted(found)
-    return tuple(np.interp(profile.rows, rows, [float(np.mean(found[each])) for each in rows]).tolist())
+    return _nearest({rows: float(np.mean(factors)) for rows, factors in found.items()}, profile.rows)
 
 
 def _factor(profile: Profile, kinds: Sequence[int], case: Case, backend: str) -> float:

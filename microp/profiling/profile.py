@@ -15,10 +15,11 @@ the speed of ranks that share cores.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from microp.settings import ADAM, AS_WRITTEN, Computing, ModelSettings
 from microp.simulator import LayerMemory, LayerTimes, Size
@@ -132,17 +133,14 @@ class Profile:
 
     def _mean(self, name: str, shares: Mapping[str, float], rows: float, part: int) -> float:
         """Return the mean of what is added (part 0) or of the factors (part 1) over what ran before."""
-        known, inside = self.after.get(name, {}), min(max(rows, self.rows[0]), self.rows[-1])
+        known = self.after.get(name, {})
         return sum(
-            share * (self._at(known[what][part], inside) if what in known else float(part))
+            share * (self._inside(known[what][part], rows) if what in known else float(part))
             for what, share in shares.items()
         )
 
     def _kept(self, times: LayerTimes, rows: float, keeps: bool) -> LayerTimes:
-        if keeps:
-            return times
-        inside = min(max(rows, self.rows[0]), self.rows[-1])
-        return times._replace(forward=times.forward * self._at(self.checkpointed, inside))
+        return times if keeps else times._replace(forward=times.forward * self._inside(self.checkpointed, rows))
 
     def alone_at(self, rows: float) -> float:
         """Return the factor of a time while no other rank computes."""
@@ -150,16 +148,17 @@ class Profile:
 
     def crowded_at(self, rows: float) -> float:
         """Return the factor of a rank's share of the cores while more ranks compute than there are cores."""
-        return self._at(self.crowded, min(max(rows, self.rows[0]), self.rows[-1]))
+        return self._inside(self.crowded, rows)
 
     def _time(self, name: str, values: Sequence[float], rows: float) -> float:
-        factors = self.row_factors.get("forward" if name == "recompute" else name)
+        time, factors = interpolate(self.rows, values, rows), self.row_factors.get(name.replace("recompute", "forward"))
         if not factors or not self.fine_rows[0] <= rows <= self.fine_rows[-1]:
-            return self._at(values, rows)
-        return self._at(values, rows) * interpolate(self.fine_rows, factors, rows)
+            return time
+        return time * interpolate(self.fine_rows, factors, rows)
 
-    def _at(self, values: Sequence[float], rows: float) -> float:
-        return interpolate(self.rows, values, rows)
+    def _inside(self, factors: Sequence[float], rows: float) -> float:
+        """Return a factor between the numbers of rows; beyond them that of the nearest."""
+        return float(np.interp(rows, self.rows, factors))
 
 
 def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_least: float = 0.0) -> float:
@@ -219,7 +218,6 @@ def read_plain(given: Any, path: str) -> Profile:
         if given["format"] != FORMAT:
             raise ValueError(f"format {given['format']!r} is not {FORMAT}")
         profile: Profile = _read(Profile, {"peak_gflops": None, **given, "path": path})
-        _check(profile)
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error
     except (TypeError, AttributeError) as error:
@@ -232,42 +230,14 @@ def _read(kind: Any, value: Any) -> Any:
     origin, inside = get_origin(kind), get_args(kind)
     if kind in (Any, bool):
         return value
-    if kind is Size:  # memory at no rows, which follows from that at two numbers of rows, may be below 0
-        return Size(*(_number(each, -math.inf) for each in value))
+    if kind is Size:
+        return Size(*map(float, value))
     if type(None) in inside:
         return None if value is None else _read(inside[0], value)
     if origin is tuple:
         return tuple(_read(inside[0], each) for each in value)
     if origin is Mapping:
         return {_read(inside[0], key): _read(inside[1], each) for key, each in value.items()}
-    if kind is float:
-        return _number(value, 0)
-    if kind in (int, str):
+    if kind in (float, int, str):
         return kind(value)
     return kind(**{name: _read(hint, value[name]) for name, hint in get_type_hints(kind).items()})
-
-
-def _number(value: Any, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a number")
-    if value < least:
-        raise ValueError(f"{value} is a time or a factor below 0")
-    return float(value)
-
-
-def _check(profile: Profile) -> None:
-    """Raise ValueError unless the lists of a profile belong together."""
-    rows, fine, factors = profile.rows, profile.fine_rows, profile.row_factors
-    if not rows or list(rows) != sorted(set(rows)) or rows[0] <= 0:
-        raise ValueError("rows are not ascending numbers above 0")
-    columns = [times[name] for times in (*profile.layers.values(), profile.fixed) for name in TIMES]
-    columns += [part for known in profile.after.values() for change in known.values() for part in change]
-    for column in (*columns, profile.checkpointed, profile.alone, profile.crowded):
-        if len(column) != len(rows):
-            raise ValueError(f"a list has {len(column)} values for {len(rows)} numbers of rows")
-    if list(fine) != sorted(set(fine)) or any(len(own) != len(fine) for own in factors.values()):
-        raise ValueError("row_factors has not one value for each of fine_rows, which ascend")
-    if any(profile.memory[backward].keys() != profile.layers.keys() for backward in (DIVIDED, UNDIVIDED)):
-        raise ValueError("memory and layers are not of the same layers")
-    if not profile.transports or len(profile.optimizer) != 2 or len(profile.edges) != 2:
-        raise ValueError("transports, optimizer or edges lack a value")

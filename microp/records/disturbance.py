@@ -20,7 +20,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from microp.records.statistics import WIDE_STEPS, step_spread
+from microp.records.statistics import WIDE_STEPS
 
 MARGIN = 0.5  # processes; the launcher and the system want a core now and then
 
@@ -54,7 +54,7 @@ def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Dis
     if summary["status"] != "finished":  # its times are none to rely on anyway, and its status says so
         return found
     step = summary.get("step_ms")
-    if step and (spread := step_spread(step["p10"], step["median"], step["p90"])) > WIDE_STEPS:
+    if step and (spread := (step["p90"] - step["p10"]) / step["median"]) > WIDE_STEPS:
         found.append(Disturbance("spread", f"spread {100 * spread:.0f} %"))
     loads = [value for value in (env.get("load") or {}).values() if value is not None]
     ranks = summary["ranks"] * summary["replicas"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,7 +65,8 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     has_steps = {*_STEPS} <= {*rows.columns}
     points = []
     for name, launches in rows.groupby(list(by), sort=True, dropna=False):
-        spread = step_spread(*(launches[column].astype(float) for column in _STEPS)).median() if has_steps else np.nan
+        p10, typical, p90 = (launches[name].astype(float) if has_steps else pd.Series(dtype=float) for name in _STEPS)
+        spread = ((p90 - p10) / typical).median()
         point = {**dict(zip(by, name, strict=True)), "launches": len(launches)}
         disturbed = "disturbed" in rows and bool(launches["disturbed"].any())
         point |= {"disturbed": disturbed} if "disturbed" in rows else {}
@@ -79,11 +80,6 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     about = ["launches", "disturbed"] if "disturbed" in rows else ["launches"]
     columns = [*by, *(f"{value}{part}" for value in values for part in ("", ".low", ".high", ".wide")), *about]
     return pd.DataFrame(points, columns=columns)
-
-
-def step_spread(low: Any, middle: Any, high: Any) -> Any:
-    """Return the spread of a launch's steps from p10 to p90, relative to their median; of numbers or of columns."""
-    return (high - low) / middle
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame, on: Sequence[str], value: str) -> pd.DataFrame:

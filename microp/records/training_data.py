@@ -11,7 +11,7 @@ of tokens may be longer than the memory.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,19 +30,19 @@ def changed_since(runs: Iterable[tuple[str | None, Env, str | None]]) -> list[st
 
     `runs` has of each attempt `data.path`, its environment, and what the path holds now.
     """
-    found: dict[str, Counter[str]] = {}
+    found = defaultdict[str, Counter[str]](Counter)
     for path, env, now in runs:
         if now is not None and (text := _read(env)) and text != now:
-            found.setdefault(f"data.path={path} holds {now}", Counter())[text] += 1
+            found[f"data.path={path} holds {now}"][text] += 1
     return [f"{now}, but {_counts(texts)}" for now, texts in found.items()]
 
 
 def changed_between(runs: Iterable[tuple[str | None, Env]]) -> list[str]:
     """Return which paths held something else for some of these runs than for others, one sentence per path."""
-    found: dict[str, Counter[str]] = {}
+    found = defaultdict[str, Counter[str]](Counter)
     for path, env in runs:
         if text := _read(env):
-            found.setdefault(f"data.path={path} has changed", Counter())[text] += 1
+            found[f"data.path={path} has changed"][text] += 1
     return [f"{path}: {_counts(texts)}" for path, texts in found.items() if len(texts) > 1 or _THEN in "".join(texts)]
 
 

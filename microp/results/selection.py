@@ -159,7 +159,7 @@ def select(frame: pd.DataFrame, filters: Sequence[Filter]) -> pd.DataFrame:
     """Return the rows that all filters let pass; a missing value only meets `!=` and `=null`.
 
     Raises:
-        SelectionError: a filter names no column, or what it compares with is no number or no time.
+        SelectionError: a filter names no column, or what it compares with is no number.
     """
     passing = [_meets(frame[column_named(condition.name, frame)], condition) for condition in filters]
     return frame[reduce(and_, passing)] if passing else frame
@@ -168,28 +168,22 @@ def select(frame: pd.DataFrame, filters: Sequence[Filter]) -> pd.DataFrame:
 def _meets(values: pd.Series, condition: Filter) -> pd.Series:
     """Return for each value of a column whether it meets the condition."""
     text, name, sign, wanted = condition
-    if values.name == "started":  # times are compared as texts: a day is the beginning of all times of it
-        times = tuple(value.replace("T", " ") for value in wanted)
-        if not all(_can_be(datetime.fromisoformat, time) for time in times):
-            raise SelectionError(f"{text} is no time: write for example {name}=2026-11-22 or '{name}>2026-11-22 05:10'")
-        texts = values.map(lambda started: when(started, "%Y-%m-%d %H:%M:%S"))
-        return ORDERS[sign](texts, times[0]) if sign in ORDERS else texts.str.startswith(times) == (sign == "=")
+    numbers = {value: number for value in wanted if (number := _number(value)) is not None}
     if sign in ORDERS:
-        if not _can_be(float, wanted[0]):
+        if not numbers:
             raise SelectionError(f"{text}: {wanted[0]} is not a number: write for example {name}>4")
-        return ORDERS[sign](values.map(size_of), float(wanted[0]))
+        return ORDERS[sign](values.map(size_of), numbers[wanted[0]])
     accepted = [value.replace(" ", "").lower() for value in wanted]
     accepted += [MISSING for value in accepted if value in ("null", "none")]
-    accepted += [text_of(float(value)) for value in accepted if _can_be(float, value)]
+    accepted += map(text_of, numbers.values())
     return values.map(lambda value: text_of(value).replace(" ", "").lower()).isin(accepted) == (sign == "=")
 
 
-def _can_be(parse: Callable[[str], Any], text: str) -> bool:
+def _number(text: str) -> float | None:
     try:
-        parse(text)
+        return float(text)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 # --- what a command line asks for --------------------------------------------------------------------------

@@ -5,13 +5,11 @@
     F0--F1--····B0====B1====    an action: its name, then the fill of its op
     F-F-F-FFF·B0=B1=B2=         too narrow for its name: its op alone
     0F1-0F2-·0B1==0B2==         a rank of several stages: the stage comes first
-    fffff·bbbbbb                too narrow for a column of its own: see below
     ··F0--B0==·RRRRR            a sum over the replicas
 
 Of a rank's actions of an op nearly all are named or none: those that have room for the longest name, see `named`.
 
-A column shows what runs at its middle. An action that runs in the middle of no column would be lost, so the column
-where it lies shows, in lower case, which op takes most of that column.
+A column shows what runs at its middle; an action that runs in the middle of no column is not drawn.
 
 No number can be misread: a name stands whole inside its action's columns, and one with a stage has neither a letter
 nor a digit beside it. Without a stage every action begins with its op's letter.
@@ -26,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from microp.schedule import Op
 from microp.trace.look import named, shade
 from microp.trace.reductions import Reduction
 from microp.trace.spans import Spans
@@ -54,12 +51,9 @@ def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, column
     at = int(np.searchsorted(spans.rank[spans.first], rank))
     part = slice(bounds[at], bounds[at + 1])
     left, right = place(spans.start[part]), place(spans.end[part])
-    # 1. columns in which actions lie that have none of their own
-    first, end, crowded = _columns(left, right, columns)
+    # 1. every action of a column or more: its op, then fill
+    first, end = (np.ceil(edge - 0.5).astype(np.int64) for edge in (left, right))
     drawn = [Cells(IDLE, "idle")] * columns
-    for column in crowded.tolist():
-        drawn[column] = _crowded(column, left, right, spans.op[part])
-    # 2. every action of a column or more: its op, then fill
     staged, stages = has_several_stages(spans), sorted(set(spans.stage[part].tolist()))
     boxes = []
     for index in np.flatnonzero(end > first).tolist():
@@ -68,7 +62,7 @@ def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, column
         fill = Cells(FILL[op], f"{look}-")
         drawn[first[index] : end[index]] = [Cells(op, look), *[fill] * int(end[index] - first[index] - 1)]
         boxes.append((int(first[index]), f"{stage if staged else ''}{op}{microbatch}", look))
-    # 3. their names; an action's own length counts, because rounding makes the numbers of columns uneven
+    # 2. their names; an action's own length counts, because rounding makes the numbers of columns uneven
     needed = max((len(name) for _, name, _ in boxes), default=0) + staged
     lengths = np.minimum(end - first, right - left + 1e-6)[end > first]
     has_room = [
@@ -78,7 +72,7 @@ def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, column
     for (column, name, look), is_named in zip(boxes, named([look[0] for *_, look in boxes], has_room), strict=True):
         if is_named:
             drawn[column : column + len(name)] = [Cells(char, look) for char in name]
-    # 4. sums, where nothing else is
+    # 3. sums, where nothing else is
     for reduction in sums:
         if reduction.rank == rank:
             _put_sum(drawn, *place(np.array([reduction.start, reduction.end])).tolist())
@@ -88,27 +82,6 @@ def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, column
 def has_several_stages(spans: Spans) -> bool:
     """Return whether a rank holds several stages, so that names have the stage."""
     return bool(spans.stage.max() >= len(spans.first))
-
-
-def _columns(
-    left: NDArray[np.float64], right: NDArray[np.float64], columns: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the actions' first columns and ends, and the columns where actions lie that have none of their own."""
-    first, end = (np.ceil(edge - 0.5).astype(np.int64) for edge in (left, right))
-    lost = (first == end) & (right > left)
-    crowded = np.unique(np.minimum((left + right)[lost] / 2, columns - 1).astype(np.int64))
-    # such a column is at most the first or the last one of another action, which gives it up
-    first = first + (np.isin(first, crowded) & (end > first))
-    end = end - (np.isin(end - 1, crowded) & (end > first))
-    return first, end, crowded
-
-
-def _crowded(column: int, left: NDArray[np.float64], right: NDArray[np.float64], ops: NDArray[np.int8]) -> Cells:
-    """Return the character of a column in which actions lie that have no column of their own."""
-    inside = slice(np.searchsorted(right, column, "right"), np.searchsorted(left, column + 1))
-    time = np.minimum(right[inside], column + 1) - np.maximum(left[inside], column)
-    op = tuple(Op)[np.bincount(ops[inside], time).argmax()]
-    return Cells(op.lower(), f"{op}0")
 
 
 def _put_sum(drawn: list[Cells], left: float, right: float) -> None:

@@ -61,7 +61,12 @@ def figure(
         width: inches, which a narrow column of a paper has fewer of.
     """
     with _style():
-        return _saved(sheet(panels, title, scale, sums, width=width), path, endings)
+        drawn = sheet(panels, title, scale, sums, width=width)
+        files = [path.with_name(f"{path.name}.{end}") for end in endings]
+        for file in files:  # without dates, so that the same drawing gives the same bytes
+            about = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix)
+            drawn.savefig(file, dpi=200, metadata=about)
+    return files
 
 
 def sheet(
@@ -73,11 +78,13 @@ def sheet(
     width: float = WIDTH,
 ) -> Any:
     """Return the drawing of `figure` as matplotlib's Figure, with rows of so many inches."""
+    from matplotlib.figure import Figure
+
     sums = sums or {}
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
     until = max(_length(spans, sums.get(name, ())) for name, spans in panels.items())
     with _style():
-        drawn = _empty(len(panels) * (0.5 + row * ranks) + 1.0, width)
+        drawn = Figure(figsize=(width, len(panels) * (0.5 + row * ranks) + 1.0), layout="constrained")
         axes = drawn.subplots(len(panels), 1, sharex=True, squeeze=False)
         for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
             draw(axis, spans, scale.length, sums.get(name, ()), until)
@@ -106,43 +113,11 @@ def svg(
     return text[text.index("<svg") :]
 
 
-def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Path) -> list[Path]:
-    """Draw numbers over their index, later lines thinner, so that equal ones can be seen; return the files.
-
-    Args:
-        axes: what the two axes show, each with its unit.
-        path: the files' path without an ending.
-    """
-    with _style():
-        drawn = _empty(3.2)
-        axis = drawn.subplots()
-        pale, dark = COLOURS[Op.F][0], COLOURS[Op.B][0]
-        for number, (name, values) in enumerate(lines.items()):
-            axis.plot(values, label=name, linewidth=2.5 if number == 0 else 0.6, color=pale if number == 0 else dark)
-        axis.set(xlabel=axes[0], ylabel=axes[1])
-        axis.legend(frameon=False)
-        return _saved(drawn, path)
-
-
 def _style() -> AbstractContextManager[Any]:
     """Return what a drawing is made and saved in; the same drawing gives the same bytes."""
     from matplotlib import rc_context
 
     return rc_context({**TEXT, "svg.hashsalt": "microp"})
-
-
-def _empty(height: float, width: float = WIDTH) -> Any:
-    """Return an empty figure, as wide as a page if nothing else is said."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _saved(drawn: Any, path: Path, endings: Sequence[str] = ENDINGS) -> list[Path]:
-    files = [path.with_name(f"{path.name}.{ending}") for ending in endings]
-    for file in files:  # without dates, so that the same drawing gives the same bytes
-        drawn.savefig(file, dpi=200, metadata={".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix))
-    return files
 
 
 def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction] = (), until: Any = None) -> None:

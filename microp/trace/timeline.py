@@ -182,8 +182,6 @@ def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[str | Li
             if has_several_stages(panels[0].spans)
             else "F3: microbatch or slice 3"
         )
-    if narrow := [op for op in FILL if op.lower() in marks]:
-        yield f"{' '.join(narrow).lower()}: actions narrower than a column, mostly {', '.join(narrow)}"
     yield "time: first action's start to last one's end"
     has_longer_sums = any(panel.length > makespan(panel.spans) for panel in panels)
     yield f"bubble: idle / (ranks x time{' without the sums' if has_longer_sums else ''})"

@@ -18,7 +18,7 @@ from microp.schedule import builders
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import simulate
 from microp.trace import ends_at, reductions
-from tests.made_sweeps import latency_runs, schedule_runs, skew_runs
+from tests.made_sweeps import latency_runs, schedule_runs, skew_runs, sync_runs
 from tests.made_up import Made, by_stem, run, saves
 
 SEGMENTS = {"never": 0, "always": 1, "segments": 2}
@@ -163,37 +163,14 @@ def test_the_fit_finds_latency_and_bandwidth(replicas):
     assert found == pytest.approx((ALPHA, BETA))
 
 
-@pytest.fixture
-def sums(tmp_path):
-    """Every part of the sweep: three sizes, two launches of which the second is a fifth slower throughout."""
-    rows = []
-    for (launch, slower), dim in product(enumerate((1.0, 1.2)), (128, 256, 512)):
-        mib = dim * dim * 4 * 16 / MIB
-        common = {LAUNCH: launch, "config.model.dim": dim, "reduction.reduced_bytes": mib * MIB}
-
-        def made(sync, step, bucket=None, reduce="auto", common=common, slower=slower, **changes):
-            times = {f"step_ms.{key}": step * slower for key in ("median", "p10", "p90")}
-            more = {"sync": sync, "config.sync.bucket_mb": bucket, "config.sync.all_reduce": reduce, "device": "cpu"}
-            more |= {"reduction.exposed_ms": 1.0 * slower, "reduction.all_reduce_ms": 2.0 * slower}
-            row = {**common, **times, **more, "replicas": 2, **changes}
-            rows.append(run(tmp_path, gpipe(1, 1), equal(1, 1, 1), **row))
-
-        for sync, step in (("naive", 30.0), ("flat", 20.0), ("ddp", 18.0), ("torch_ddp", 19.0)):
-            made(sync, step + mib, 25.0 if "ddp" in sync else None)
-        for bucket in (1.0, 4.0):
-            made("ddp", 20.0 + abs(bucket - 4), bucket)
-        bytes_ = {f"syncs.reduced_bytes.{name}": mib * MIB for name in ("ddp", "torch_ddp")}
-        made("compare", 18.0, 25.0, **{"syncs.ratio.ddp/torch_ddp": 0.9}, **bytes_)
-        for replicas in (2, 4):
-            made("flat", 20, None, "ring", replicas=replicas, **{"reduction.all_reduce_ms": ring_ms(replicas, mib)})
-        for replicas in (1, 2):
-            speed = 250 * replicas * 0.95 ** (replicas - 1)
-            made("ddp", 60, 25.0, replicas=replicas, device="emulated", samples_per_s=speed)
-    return Made(rows)
-
-
-def test_every_part_has_its_figure(sums, tmp_path):
-    found = by_stem(gradient_sync.exhibits(sums))
+def test_every_part_has_its_figure(tmp_path):
+    """Three sizes, three sizes of buckets, up to four replicas, of which each is 5 % slower than the one before."""
+    rows = list(sync_runs(tmp_path, (128, 256, 512), (1.0, 4.0, 25.0), (1, 2, 4)))
+    for row in rows:
+        row["samples_per_s"] = 250 * row["replicas"] * 0.95 ** (row["replicas"] - 1)
+        if row["replicas"] > 1 and row["config.sync.all_reduce"] == "ring":
+            row["reduction.all_reduce_ms"] = ring_ms(row["replicas"], row["reduction.reduced_bytes"] / MIB)
+    found = by_stem(gradient_sync.exhibits(Made(rows)))
     assert list(found) == [f"gradient-sync-{name}" for name in ("ways", "buckets", "ring", "scaling")]
     saves(list(found.values()), tmp_path / "report")
     assert "0.900 [0.900, 0.900] at width 512; both move the same bytes" in found["gradient-sync-ways"].caption

@@ -140,47 +140,6 @@ def test_the_wheel_scrolls_the_page_and_zooms_only_with_ctrl(viewer):
     assert viewer.state("pointed") == "replayed 1B2"
 
 
-def test_buttons_and_dragging_change_the_view(viewer):
-    whole = viewer.range
-    button = {name: viewer.page.locator(f"[data-do={name}]") for name in ("in", "out", "left", "right", "all")}
-    button["in"].click()
-    near = viewer.range
-    assert near[1] - near[0] == pytest.approx(0.6 * (whole[1] - whole[0]))
-    button["right"].click()
-    assert viewer.range[0] > near[0]
-    button["left"].click()
-    assert viewer.range == pytest.approx(near)
-    (x, y) = viewer.place(0, "1B0")
-    viewer.page.mouse.move(x, y)
-    viewer.page.mouse.down()
-    viewer.page.mouse.move(x - 90, y)
-    viewer.page.mouse.up()
-    assert viewer.range[0] > near[0]
-    assert viewer.state("selected") == ""  # dragging is not a click
-    button["all"].click()
-    assert viewer.range == whole
-
-
-def test_a_selection_stays_when_the_view_changes(viewer):
-    viewer.click(0, "1B1")
-    assert viewer.state("selected") == "1B1"
-    viewer.page.mouse.move(5, 5)
-    for name in ("in", "right"):
-        viewer.page.locator(f"[data-do={name}]").click()
-    viewer.page.set_viewport_size({"width": 700, "height": 600})
-    viewer.page.emulate_media(color_scheme="dark")
-    assert viewer.state("selected") == "1B1"
-    viewer.show("interleaved")
-    assert viewer.state("selected") == ""
-    viewer.show("aaaa")
-    assert viewer.state("selected") == "1B1"
-    assert viewer.told.text_content().startswith(
-        "Selected: 1B1, backward of stage 1, microbatch 1, rank 1, replayed: from "
-    )
-    viewer.click(1, "1B1")
-    assert viewer.state("selected") == ""
-
-
 def test_runs_are_found_by_typing_any_part_of_their_names(viewer):
     for words, ids in {
         "zb_h1": ["zb_h1-m8-k4-dddd"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from types import SimpleNamespace
@@ -16,22 +15,6 @@ from microp import check as command
 from microp import null_stages
 from microp.commands import overheads, self_checks
 from microp.worker import monolith
-
-
-def test_replicas_leave_rows_of_their_own(tmp_path):
-    ran(*SMALL, "ranks=2", "replicas=2", "chunks=2", "schedule=1f1b", folder=tmp_path)
-    [attempt] = (tmp_path / "outputs" / "runs").glob("1f1b-m2-k2-r2-*/attempt-1")
-    for number in range(4):
-        rows = [json.loads(line) for line in (attempt / f"steps.rank{number}.jsonl").read_text().splitlines()]
-        assert {(row["replica"], row["rank"]) for row in rows} == {divmod(number, 2)}
-        assert all(row["reduced_bytes"] > 0 and row["all_reduce_ms"] > 0 <= row["exposed_ms"] for row in rows)
-        sums = [json.loads(line) for line in (attempt / f"reductions.rank{number}.jsonl").read_text().splitlines()]
-        assert all(row["start_ns"] < row["end_ns"] for row in sums)
-    summary = read(attempt / "summary.json")
-    assert (summary["replicas"], summary["sync"]) == (2, "ddp")
-    assert summary["reduction"]["simulated_ms"] > 0
-    drawn = ran(str(attempt), folder=tmp_path, program="analysis.timeline")
-    assert "reduction" in drawn.stdout
 
 
 def test_several_runs_on_one_time_axis(tmp_path, capsys):
@@ -53,7 +36,7 @@ def test_several_runs_on_one_time_axis(tmp_path, capsys):
 
 def test_check(tmp_path):
     done = ran(folder=tmp_path, program="microp.check")
-    assert done.stdout.count("pass") == 5
+    assert done.stdout.count("pass") == 3
 
 
 TINY = ["model.layers=4", "model.dim=32", "batch_size=8"]
@@ -134,15 +117,6 @@ def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
         assert float(action) > 0
         assert float(there_and_back) > 0
     assert len(re.findall(r"start and end of a point, [28] ranks, .*: \d+\.\d\d s", said)) == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "said"), [("--steps=0", "--steps: 0 is below 1"), ("--busy 1 --launches 0", "--launches: 0 is below 1")]
-)
-def test_nothing_to_measure_is_refused(words, said, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        null_stages.main(words.split())
-    assert said in capsys.readouterr().err
 
 
 def test_transports_are_compared_beside_others(tmp_path):

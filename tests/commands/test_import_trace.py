@@ -47,18 +47,8 @@ def test_a_trace_becomes_a_run(folder):
 
 
 def test_what_if_profile_and_csv(folder):
-    asked = (
-        "--what-if",
-        "schedule=zb_h1",
-        "chunks=8",
-        "--layers",
-        "4,4",
-        "--profile",
-        "there.yaml",
-        "--csv",
-        "order.csv",
-    )
-    done = microp("spans.csv", *asked, folder=folder, program=PROGRAM)
+    asked = "--what-if schedule=zb_h1 chunks=8 --layers 4,4 --profile there.yaml --csv order.csv"
+    done = microp("spans.csv", *asked.split(), folder=folder, program=PROGRAM)
     assert (done.returncode, done.stderr) == (0, "")
     expected = simulate(zb_h1(2, 8), for_stages(2, forward=10, backward=10, weight=10, latency=1))
     assert f"step {expected.end.max():g} ms" in done.stdout

@@ -65,15 +65,6 @@ def test_steps_are_one_row_per_step_and_rank_and_spans_one_per_action(measured):
     assert spans["end_ms"].max() < steps["step_ms"].max()
 
 
-def test_a_run_is_drawn_replayed_above_measured(measured, tmp_path):
-    lines = measured[1].draw(tmp_path / "timeline", columns=80).splitlines()
-    titles = [line.split(" ")[0] for line in lines if line.startswith(("replayed:", "measured:"))]
-    assert titles == ["replayed:", "measured:"]
-    assert max(map(len, lines)) <= 80
-    assert [line.split("|")[0] for line in lines if "|" in line] == ["rank 0 ", "rank 1 "] * 2
-    assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.pdf", "timeline.png"}
-
-
 def test_a_recorded_run_is_opened_by_its_folder_or_its_newest_attempt(measured, tmp_path):
     assert microp.Run(str(measured[0].folder)).summary == measured[0].summary
     assert microp.Run(measured[0].folder.parent).folder == measured[0].folder

@@ -69,19 +69,6 @@ def test_several_as_one_table(tmp_path):
     assert "rank 0 |" not in done.stdout
 
 
-def test_swept_keys_are_columns_and_every_line_fits(tmp_path):
-    """Costs and the width of a layer too; what a column means is said below it."""
-    words = ["-m", "costs.forward=[1,2],3", "costs.backward=2", "model.dim=64,128", "chunks=4"]
-    done = simulate(*words, folder=tmp_path, COLUMNS="80")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    table = lines[: next(number for number, line in enumerate(lines) if line.startswith("makespan: in"))]
-    assert all(len(line) <= 80 for line in table)
-    assert {"costs.", "model.", "makespan"} <= set(" ".join(table[1:3]).replace(".", ". ").split())
-    values = [" ".join(line.split()[:2]) for line in table if line.startswith(("[1,2]", "3 "))]
-    assert values == ["[1,2] 64", "[1,2] 128", "3 64", "3 128"]
-
-
 def test_json_is_one_object_a_point_and_nothing_else(tmp_path):
     words = ["-m", "schedule=interleaved,1f1b", "chunks=4,6", "model.dim=64", "costs.latency=0,0.5", "output=json"]
     done = simulate(*words, folder=tmp_path)
@@ -180,24 +167,6 @@ def test_predicted_memory_of_replicas_has_their_buckets(tmp_path):
     measured = launch_ranks(jobs[0], tmp_path, 3, partial(training.peak_memory, jobs))
     for number, config in enumerate(configs):
         assert figures(config)["peak_memory_mib"] == pytest.approx([measured[0][number]], rel=0.02), words[number]
-
-
-def test_memory_follows_the_microbatches_in_flight():
-    """Between two lengths lie activations alone: M of them in GPipe, min(K-r, M) in 1F1B."""
-
-    def peaks(name: str, chunks: int) -> list[float]:
-        """Of all ranks but the last, which has the loss."""
-        words = f"schedule={name} ranks=4 model.layers=8 model.dim=64 chunks={chunks} batch_size={64 * chunks}"
-        return figures(composed(words))["peak_memory_mib"][:3]
-
-    microbatch = 64 * 64 * 4 * 3 / 2**20  # what enters, and two layers' results
-    text = 64 * 8 * 8 / 2**20  # of a microbatch, as int64, which only the first and the last rank have
-    grown = [more - fewer for fewer, more in zip(peaks("gpipe", 8), peaks("gpipe", 12), strict=True)]
-    assert grown == pytest.approx([4 * (microbatch + text), 4 * microbatch, 4 * microbatch])
-    grown = [more - fewer for fewer, more in zip(peaks("1f1b", 8), peaks("1f1b", 12), strict=True)]
-    assert grown == pytest.approx([4 * text, 0, 0])
-    grown = [more - fewer for fewer, more in zip(peaks("1f1b", 2), peaks("1f1b", 3), strict=True)]
-    assert grown[:2] == pytest.approx([microbatch + text, microbatch])
 
 
 def test_a_model_that_was_not_built_has_no_memory(capsys, monkeypatch):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import messages
 import pytest
 from conftest import small_job
 
-from microp.comms.waiting import is_alive
 from microp.schedule.builders import gpipe
 from microp.worker import RankError, launch_ranks
 
@@ -71,13 +68,3 @@ def test_a_killed_rank_is_missed_and_leaves_nothing(backend, said, tmp_path):
     assert len(segments) == 1  # of shared memory one, which all of them had mapped
     assert (segments == {""}) == (backend == "tcp")
     assert holders(segments.pop()) == []
-
-
-def test_a_process_that_nobody_has_waited_for_is_gone():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert is_alive(child.pid)
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and left a zombie
-    assert not is_alive(child.pid)
-    child.communicate()
-    assert not is_alive(child.pid)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from time import perf_counter_ns
 
 import pytest
-import training
 from conftest import CHECKPOINTING, mlp, small_job
-from emulation import opened, settings, workload
+from emulation import settings, workload
 from one_process import assert_near, by_one_process, by_threads
-from threads import in_threads
 
 from microp.records import disturbances, read_rows, read_spans, summarise
 from microp.schedule import Action, Op, uniform
-from microp.schedule.builders import dualpipe, dualpipe_v, gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+from microp.schedule.builders import dualpipe, dualpipe_v, interleaved, one_f_one_b, zb_h1
 from microp.settings import DeviceSettings
 from microp.simulator import Costs, closed_forms, nominal_costs
 from microp.trace import makespan
-from microp.worker import monolith
 from microp.worker.threads import run_threads
 
 # --- what an action costs ------------------------------------------------------------------------
@@ -76,57 +72,9 @@ def test_recomputation(given, checkpointing, recompute, spared):
 # --- how long it lasts ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("build", "given", "action", "nominal"),
-    [
-        (gpipe, {"forward_ms": [1, 4]}, "1F0", 4),
-        (gpipe, {"backward_ms": [1, 4]}, "1B0", 4),
-        (gpipe, {"backward_ms": 1.0, "weight_ms": 3.0}, "1B0", 4),
-        (gpipe, {"forward_ms": 2.0, "per": ["row"]}, "0F1", 4),  # the second microbatch has 2 rows
-        (gpipe, {"forward_ms": 1.0, "per": ["layer"]}, "0F0", 3),
-        (zb_h1, {}, "0I0", 3),
-        (zb_h1, {}, "0W0", 3),
-    ],
-)
-def test_an_action_lasts_its_nominal_time(build, given, action, nominal):
-    device, action, calls, times = opened(workload(build(2, 2), (3, 2), (4, 2)), **given), Action.parse(action), [], []
-
-    def work(microbatch, x):
-        calls.append((microbatch, x))
-        return "y"
-
-    paced, _ = device.bind(action, work)
-    while not times or (min(times) >= 1.5 * nominal and len(times) < 500):  # many on a busy machine
-        device.prepare_step()
-        began = perf_counter_ns()
-        assert paced(action.microbatch, "x") == "y"
-        times.append((perf_counter_ns() - began) / 1e6)
-    assert nominal <= min(times) < 1.5 * nominal
-    assert set(calls) == {(action.microbatch, "x")}
-
-
 # --- real runs -----------------------------------------------------------------------------------
 
 TINY = {"forward_ms": 0.2, "backward_ms": 0.4}
-
-
-@pytest.mark.parametrize(("build", "checkpointing"), [(interleaved, "never"), (zb_v, "except_last")])
-def test_gradients_are_the_monolith_s(build, checkpointing):
-    schedule = build(2, 4)
-    job = small_job(
-        schedule=schedule,
-        partition=uniform(6, schedule.stages),
-        checkpointing=CHECKPOINTING[checkpointing],
-        device=settings(**TINY, latency_ms=0.2),
-        backend="threads",
-    )
-    results = in_threads(2, lambda comms: training.train(job, comms))
-    got = {index: gradients for _, layers in results for index, gradients in layers.items()}
-    want = list(monolith.steps(small_job(schedule=gpipe(1, 4)), training.STEPS))
-    losses = next(losses for losses, _ in results if losses)
-    assert losses == [step.loss for step in want]
-    for index, layer in enumerate(want[-1].gradients):
-        assert training.digest(got[index]) == training.digest(layer)
 
 
 def run(tmp_path, checkpointing="never", **device):

@@ -131,7 +131,7 @@ def test_ping_pong_by_torchrun(tmp_path):
     done = torchrun(2, folder=tmp_path, program="microp.labs.ping_pong")
     assert done.returncode == 0, done.stderr
     assert "world of 2: rank 0 is process" in done.stdout
-    assert ", between None and 1; rank 1 is process" in done.stdout
+    assert "; rank 1 is process" in done.stdout
     assert "the mean of their numbers, 0.5" in done.stdout
     rows = [list(map(float, line.split())) for line in done.stdout.splitlines() if re.fullmatch(r"[\d. ]+", line)]
     assert [row[0] for row in rows] == [4**power for power in range(8)]
@@ -152,14 +152,6 @@ def test_three_pipelines(capsys):
     assert "F lasts 2.5 ms and B 5 ms for a microbatch of 8\nrows" in text
     kept = [re.findall(r"4 in flight, (\d+) KiB kept", part)[0] for part in re.split("gpipe, |1f1b, ", text)[1:]]
     assert kept == ["80", "40"]  # rank 0 of GPipe keeps the whole batch, that of 1F1B four of its eight microbatches
-
-
-def test_more_microbatches_make_a_step_shorter(capsys):
-    found = [gpipe.main([f"chunks={chunks}", "steps=2"]) for chunks in (2, 8)]
-    few, many = (sum(each["utilisation"]) for each in found)  # 8/5 ranks at a time, 32/11
-    assert few < many
-    slow, fast = map(float, re.findall(r"(\d+) ms per step", said(capsys)))
-    assert slow > fast  # 150 ms and 82.5 ms
 
 
 def test_hooks_fire_from_the_last_layer_to_the_first(capsys):
@@ -185,7 +177,6 @@ def test_a_gpt_learns_in_the_pipeline_as_in_one_process(tmp_path, capsys):
     assert float(rows[-1][1]) < float(rows[0][1]) - 1
     before, after = re.split("before training:\n|after training:\n", (tmp_path / "sample.txt").read_text())[1:]
     assert before.count("\\x") > 1.5 * after.count("\\x")  # most bytes of an untrained model are no text
-    assert (tmp_path / "loss.svg").stat().st_size < (tmp_path / "loss.png").stat().st_size > 5000
     with pytest.raises(SystemExit) as end:
         train_text.main(["--steps", "0"])
     assert end.value.code == 2

@@ -119,8 +119,6 @@ def test_a_profile_uses_the_factors_between_its_rows():
         times = given.layer_times(1, rows, {})
         assert times.forward == times.recompute == pytest.approx((1 + 0.1 * rows) * factor)
         assert times.full == pytest.approx(2 * (1 + 0.1 * rows))
-    with pytest.raises(ValueError, match="one value for each of fine_rows"):
-        read_plain({**to_plain(given), "fine_rows": [8.0]}, "file")
 
 
 GPT = GptSettings("gpt", 4, 32, "float32", 4, 16, 0.0, 1000)

@@ -12,8 +12,7 @@ from stored import store_run
 from microp import records
 from microp.records import RankRecorder, SweepPlan, new_attempt, read_reductions, read_rows, read_spans, write_json
 from microp.results import finished_runs, load_runs
-from microp.schedule import Op, to_text
-from microp.schedule.builders import gpipe, zb_v
+from microp.schedule import Op
 from microp.trace import Reduction, Span, Spans
 
 
@@ -42,13 +41,6 @@ def test_records_of_a_time_without_i_are_read_with_it(tmp_path):
     divided = [Span(0, op, 0, 0, *[moment] * 4) for moment, op in enumerate((Op.F, Op.B, Op.W))]
     RankRecorder(tmp_path, 0).spans(2, [*divided, Span(0, Op.B, 1, 0, 9, 9, 9, 9)])
     assert [str(span.action) for span in read_spans(tmp_path)] == ["0F0", "0I0", "0W0", "1B0"]
-
-
-@pytest.mark.parametrize("schedule", [zb_v(2, 4), gpipe(3, 2)], ids=["zb_v", "gpipe"])
-def test_a_schedule_round_trips(schedule, tmp_path):
-    records.write_schedule(tmp_path, schedule)
-    assert records.read_schedule(tmp_path) == schedule
-    assert (tmp_path / "schedule.txt").read_text() == to_text(schedule)
 
 
 def test_the_sums_of_each_replica_round_trip(tmp_path):

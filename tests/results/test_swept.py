@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import pytest
-from stored import NOON, store_run
+from stored import store_run
 
 from microp.config.config import compose_config, plain, read_config
 from microp.results import SelectionError, column_named, find, same, spelling, swept
@@ -126,14 +124,6 @@ def test_a_filter(runs, filters, expected):
     assert passing(runs, *filters) == expected
 
 
-def test_filters_of_the_time(runs):
-    third = datetime.fromtimestamp(NOON + 120)
-    assert passing(runs, f"when>={third:%Y-%m-%d %H:%M}", "status=finished") == {"1f1b 4", "1f1b 16", "sizes"}
-    assert passing(runs, f"when<{third:%Y-%m-%dT%H:%M}") == {"gpipe 4", "gpipe 8"}
-    assert passing(runs, f"when={third:%Y-%m-%d}") == set(RUNS)
-    assert passing(runs, f"when={third:%Y-%m-%d %H:%M}") == {"1f1b 4"}
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -141,7 +131,6 @@ def test_filters_of_the_time(runs):
         ("zzz=4", "zzz is no column of these runs: write for example schedule, model.dim, step_ms or status"),
         ("chunks>abc", "chunks>abc: abc is not a number: write for example chunks>4"),
         ("chunks=", "chunks= has no value after =: write for example chunks=4, or chunks=null"),
-        ("when>yesterday", "when>yesterday is no time: write for example when=2026-11-22 or"),
         (">4", ">4 is neither a folder nor a filter"),
     ],
 )

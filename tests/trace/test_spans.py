@@ -14,7 +14,7 @@ from random_schedules import random_costs, random_schedule
 
 from microp import trace
 from microp.schedule import Action, Op
-from microp.schedule.builders import gpipe, one_f_one_b
+from microp.schedule.builders import gpipe
 from microp.simulator import simulate
 from microp.trace import MOMENTS, as_spans, bubble_fraction, busy, column_type, idle_edges, in_flight_peak, makespan
 
@@ -36,15 +36,6 @@ def test_three_bubbles(spans, gpipe_bubble, megatron, zero_bubble):
     assert bubble_fraction(spans) == gpipe_bubble
     assert trace.megatron_bubble(spans) == megatron
     assert trace.zero_bubble_rate(spans) == zero_bubble
-
-
-@pytest.mark.parametrize("builder", [gpipe, one_f_one_b])
-def test_bubbles_of_the_textbook(builder):
-    for ranks in range(1, 6):
-        for chunks in range(1, 9):
-            spans = simulate(builder(ranks, chunks), equal(ranks, Fraction(2), Fraction(5)))
-            assert bubble_fraction(spans) == Fraction(ranks - 1, chunks + ranks - 1)
-            assert trace.megatron_bubble(spans) == Fraction(ranks - 1, chunks)
 
 
 def test_what_is_counted():

@@ -7,35 +7,15 @@ from random import Random
 
 import pytest
 from conftest import CHECKPOINTING, small_job
-from costs_helper import equal
 from random_schedules import random_schedule
 
 from microp.records import read_rows, summarise
 from microp.schedule import Action, Op, Schedule
-from microp.schedule.builders import gpipe, naive, one_f_one_b
+from microp.schedule.builders import one_f_one_b
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, simulate
-from microp.trace import KINDS, Span, StepClock, account, makespan
+from microp.trace import KINDS, Span, StepClock, account
 from microp.worker.threads import run_threads
-
-
-def ended_at_once(schedule: Schedule, spans: list[Span]) -> dict[int, StepClock]:
-    """The clocks of ranks that do nothing but their actions: they wait for the next as soon as they are free."""
-    clocks = {}
-    for rank in range(len(schedule.ranks)):
-        free = 0
-        for span in sorted((span for span in spans if span.rank == rank), key=lambda span: span.start):
-            assert span.wait_start == free
-            free = span.end
-        clocks[rank] = StepClock(began=0, ended=free, optimizer=0, recompute=0)
-    return clocks
-
-
-def booked(schedule: Schedule, costs) -> dict[int, dict[str, int]]:
-    """The accounts of a simulated step, without the kinds that are 0."""
-    spans = list(simulate(schedule, costs))
-    accounts = account(schedule, spans, ended_at_once(schedule, spans))
-    return {rank: {kind: time for kind, time in times.items() if time} for rank, times in accounts.items()}
 
 
 def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
@@ -58,27 +38,6 @@ def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
     # something lay between its backward and its optimizer; it drains until the last rank has ended
     second |= {"drain": 45 - 30, "host": 1 + 3}
     assert found == {0: {**none, **first, "host": 2 + 2 + 1}, 1: {**none, **second}}
-
-
-BOOKED = {  # of each rank: compute, transfer, warmup, steady, drain
-    # F = 1, B = 2: idle (K-1)(F+B) = 9 on every rank; the first backward waits for all ranks below it
-    "1f1b": (
-        one_f_one_b(4, 8),
-        equal(4, 1, 2),
-        [(24, 0, 6, 0, 3), (24, 0, 5, 0, 4), (24, 0, 4, 0, 5), (24, 0, 3, 0, 6)],
-    ),
-    # the wait between the last forward and the first backward is the drain's: nothing new comes in
-    "gpipe": (gpipe(3, 4), equal(3, 1, 2), [(12, 0, 0, 0, 6), (12, 0, 1, 0, 5), (12, 0, 2, 0, 4)]),
-    # one microbatch after the other, a hop 1: all 5 tensors are waited for from beginning to end
-    "hops": (naive(2, 5), equal(2, 4, 8, 1), [(60, 5, 13, 3 * 13, 13), (60, 5, 4, 4 * 13, 9)]),
-}
-
-
-@pytest.mark.parametrize(("schedule", "costs", "accounts"), BOOKED.values(), ids=BOOKED)
-def test_waits_are_booked_by_phase(schedule, costs, accounts):
-    kinds = ("compute", "transfer", "warmup", "steady", "drain")
-    given = [{kind: time for kind, time in zip(kinds, times, strict=True) if time} for times in accounts]
-    assert list(booked(schedule, costs).values()) == given
 
 
 def look(schedule: Schedule, spans: list[Span], clocks, rank: int, moment: int) -> str:
@@ -145,15 +104,6 @@ def test_any_step_is_booked_moment_by_moment():
             expected["compute"] -= clocks[rank].recompute
             expected["recompute"] += clocks[rank].recompute
             assert times == expected
-
-
-def test_one_rank_s_account_is_the_same_without_the_others():
-    schedule = one_f_one_b(3, 4)
-    spans = simulate(schedule, equal(3, 1, 2, 1))
-    clocks, wall = ended_at_once(schedule, list(spans)), (0, makespan(spans))
-    accounts = account(schedule, spans, clocks, wall)
-    for rank, clock in clocks.items():
-        assert account(schedule, spans, {rank: clock}, wall) == {rank: accounts[rank]}
 
 
 @pytest.mark.parametrize("checkpointing", ["never", "always"])
