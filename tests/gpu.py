@@ -301,9 +301,9 @@ class HostComms(Comms):
     def inbox(self, shape: Any, src: int, tag: int, dtype: torch.dtype) -> PostedReceive:
         return PostedReceive(lambda: Received(self._threads.irecv_tensor(shape, src, tag, dtype), self._gpu))
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         with _disable_current_modes():
-            return self._threads.all_reduce(tensor)
+            return self._threads.all_reduce(tensor, op)
 
     def all_gather(self, value: Any) -> list[Any]:
         return self._threads.all_gather(value)

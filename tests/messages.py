@@ -42,8 +42,10 @@ def use_verbs(comms: Comms) -> dict[str, object]:
         comms.send_tensor(echo * 2, after)
     comms.barrier()
     return {
-        **{"got": got.tolist(), "echo": echo.tolist(), "aligned": got.data_ptr() % 64 == 0},
-        "sum": comms.all_reduce(mine.clone()).tolist(),
+        **{"next": comms.get_next_rank(), "prev": comms.get_prev_rank(), "got": got.tolist(), "echo": echo.tolist()},
+        "aligned": got.data_ptr() % 64 == 0,
+        **{how: comms.all_reduce(mine.clone(), how).tolist() for how in ("sum", "max")},
+        "mean": comms.all_reduce_mean(mine.clone()).tolist(),
         "all": comms.all_gather(f"from {comms.rank}"),
         "long": [len(text) for text in comms.all_gather("x" * 200 * comms.rank)],
     }

@@ -15,6 +15,8 @@ from torch import Tensor
 from microp.comms.heartbeat import Heartbeats
 from microp.comms.waiting import Countdown
 
+REDUCTIONS = ("sum", "product", "min", "max")
+
 
 class Pending(Protocol):
     """A transfer that has been started."""
@@ -159,6 +161,14 @@ class Comms(ABC):
         """Where the ranks are in their step; only of this rank, unless the launcher has set that of all ranks."""
         return Heartbeats(self.world_rank + 1)
 
+    def get_next_rank(self) -> int | None:
+        """Return the rank after this one, or None on the last rank."""
+        return self.rank + 1 if self.rank + 1 < self.world_size else None
+
+    def get_prev_rank(self) -> int | None:
+        """Return the rank before this one, or None on the first rank."""
+        return self.rank - 1 if self.rank > 0 else None
+
     def expect(self, messages: Iterable[Message]) -> None:
         """Prepare for the messages of a step; every rank passes the messages of all ranks."""
         del messages  # by default a transport needs no preparation
@@ -205,8 +215,12 @@ class Comms(ABC):
         return self.irecv_tensor(shape, src, tag, dtype).wait()
 
     @abstractmethod
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum `tensor` over all ranks in place; return it."""
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """Reduce `tensor` over all ranks in place with `sum`, `product`, `min` or `max`; return it.
+
+        Raises:
+            ValueError: `op` is not one of `REDUCTIONS`.
+        """
 
     def iall_reduce(self, tensor: Tensor) -> Sum:
         """Start to sum `tensor` over all ranks in place; it must not be read or written before `wait()`.
@@ -214,6 +228,10 @@ class Comms(ABC):
         All ranks must start their sums in the same order.
         """
         return Done(self.all_reduce(tensor), ended_now(tensor))
+
+    def all_reduce_mean(self, tensor: Tensor) -> Tensor:
+        """Replace `tensor` by its mean over all ranks; return it."""
+        return self.all_reduce(tensor).div_(self.world_size)
 
     @abstractmethod
     def all_gather(self, value: Any) -> list[Any]:
@@ -285,3 +303,9 @@ def view_of(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def ended_now(tensor: Tensor) -> int:
     """Return the present `perf_counter_ns` as the end of a sum; 0 for a GPU's tensor, whose sum has been enqueued."""
     return 0 if tensor.is_cuda else perf_counter_ns()
+
+
+def check_reduction(op: str) -> None:
+    """Raise ValueError unless `op` is one of `REDUCTIONS`."""
+    if op not in REDUCTIONS:
+        raise ValueError(f"op={op!r} is not a reduction: use one of {', '.join(REDUCTIONS)}")

@@ -89,8 +89,8 @@ class DelayedComms(OverComms):
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         return _Delayed(self._inner.inbox(shape, src, tag, dtype), self._latency_ns, self._pacer)
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        return self._inner.all_reduce(tensor)
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        return self._inner.all_reduce(tensor, op)
 
 
 class _Delayed(NamedTuple):

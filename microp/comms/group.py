@@ -29,6 +29,7 @@ from microp.comms.base import (
     PostedReceive,
     PostedSend,
     Sum,
+    check_reduction,
     mailbox_sizes,
     view_of,
 )
@@ -100,9 +101,10 @@ class GroupComms(Comms):
             raise peer_error(error, self.timeout_s, self.names[peer]) from error
         return _Transfer(self, work, tensor, self.names[peer], canary)
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        check_reduction(op)
         with in_our_words(self.timeout_s, "another rank"), self.waiting():
-            dist.all_reduce(tensor, group=self.group)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.group)
         return tensor
 
     def iall_reduce(self, tensor: Tensor) -> Sum:

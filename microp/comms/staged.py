@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, mailbox_sizes, view_of
+from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, check_reduction, mailbox_sizes, view_of
 
 
 class StagedComms(OverComms):
@@ -69,9 +69,10 @@ class StagedComms(OverComms):
         host = self._staging(shape, dtype, src, self.rank, tag)
         return _Receiver(self, self._inner.inbox(shape, src, tag, dtype), host)
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        check_reduction(op)
         host = self.to_host(tensor, self._pin(tensor.shape, tensor.dtype))
-        return tensor.copy_(self._inner.all_reduce(host))
+        return tensor.copy_(self._inner.all_reduce(host, op))
 
 
 class _Sender:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Outbox, Sum
+from microp.comms.base import Comms, Inbox, Outbox, Sum, check_reduction
 from microp.comms.waiting import Countdown
 
 
@@ -80,11 +80,13 @@ class ThreadComms(Comms):
             self._hub.boxes[self.rank, dest, tag].append((copy, leaves_ns))
             self._hub.changed.notify_all()
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        check_reduction(op)
+        combine: Any = {"sum": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum}[op]
         first, *others = self.all_gather(tensor.clone())
         tensor.copy_(first)
         for other in others:  # in rank order, so that every rank gets the same bits
-            tensor.add_(other)
+            tensor.copy_(combine(tensor, other))
         return tensor
 
     def iall_reduce(self, tensor: Tensor) -> Sum:

@@ -50,8 +50,9 @@ def there_and_back(comms: Comms, nbytes: int) -> float:
 
 def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | None = None) -> str:
     """Send messages over TCP, then through shared memory, and return the times on rank 0 as text."""
-    who = "; ".join(comms.all_gather(f"rank {comms.rank} is process {os.getpid()}"))
-    mean = comms.all_reduce(torch.tensor([float(comms.rank)])).item() / comms.world_size
+    me = f"rank {comms.rank} is process {os.getpid()}, between {comms.get_prev_rank()} and {comms.get_next_rank()}"
+    who = "; ".join(comms.all_gather(me))
+    mean = comms.all_reduce_mean(torch.tensor([float(comms.rank)])).item()
     tcp = [there_and_back(comms, nbytes) for nbytes in SIZES]
     comms.expect([Message(0, 1, 0, SIZES[-1], 0), Message(1, 0, 0, SIZES[-1], 0)])
     shm = [there_and_back(comms, nbytes) for nbytes in SIZES]

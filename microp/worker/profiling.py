@@ -77,8 +77,8 @@ def record_cases(
         for step in range(WARMUP):
             _, moments = _step(trainer, step)
         now = time.monotonic()
-        mine = now - began, now - case_began, (moments[-1] - moments[0]) / 1e9
-        elapsed, before, took = map(max, zip(*comms.all_gather(mine), strict=True))
+        slowest = torch.tensor([now - began, now - case_began, (moments[-1] - moments[0]) / 1e9], device=comms.device)
+        elapsed, before, took = comms.all_reduce(slowest, "max").tolist()  # over the ranks
         taken = [_step(trainer, WARMUP + step) for step in range(budget.steps(elapsed, before, took))]
         np.savez(
             folder / f"case{number}.round{turn}.rank{comms.rank}.npz",

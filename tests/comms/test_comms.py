@@ -26,11 +26,17 @@ def test_verbs(where, tmp_path):
     for rank, result in enumerate(results):
         before = (rank - 1) % 3
         assert result == {
-            "got": [before + 1.0] * 3,
+            **{"next": [1, 2, None][rank], "prev": [None, 0, 1][rank], "got": [before + 1.0] * 3},
             "echo": [[n * 2 ** min(2, (rank - 1) % 3) for n in row] for row in ([0, 1, 2], [3, 4, 5])],
-            **{"aligned": True, "sum": [6.0] * 3},
+            **{"aligned": True, "sum": [6.0] * 3, "max": [3.0] * 3, "mean": [2.0] * 3},
             **{"all": ["from 0", "from 1", "from 2"], "long": [0, 200, 400]},
         }
+
+
+def test_unknown_reduction():
+    [comms] = thread_comms(1)
+    with pytest.raises(ValueError, match="op='median' is not a reduction: use one of sum, product, min, max"):
+        comms.all_reduce(torch.ones(1), "median")
 
 
 def test_threads_see_another_size():
