@@ -36,7 +36,7 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
 
     Args:
         text, arguments: as of `typed_job`.
-        lesson: what to see, the last line.
+        lesson: what to see, the last line; it may name K-1, M+K-1, M, 4M+K-1 and 4M by their places, {0} to {4}.
 
     Returns:
         two lists over the ranks: `utilisation`, the share of the step in which the rank computed, and
@@ -54,7 +54,7 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
     ):
         launch_ranks(job, Path(folder), 3)
         spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")
-    of = f"{job.schedule.chunks} microbatch{'es' * (job.schedule.chunks > 1)} of {job.mean_rows:g} rows"
+    of = f"{job.schedule.chunks} microbatch{'es' * (job.schedule.chunks > 1)} of {round(job.mean_rows, 1):g} rows"
     say(f"{name}, {job.ranks} ranks, {of}: {summary['step_ms']['median']:.0f} ms per step with its optimizer")
     if isinstance(job.device, EmulatedSettings):
         say(_about_times(job, job.device))
@@ -68,11 +68,13 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
     for rank, (share, end) in enumerate(zip(shares, kept, strict=True)):
         start = f"rank {rank:{len(str(job.ranks - 1))}}  busy {share:4.0%} "
         print(bar(start, share, 1, f"  {end:{max(map(len, kept))}}"))
+    idle, chunks = job.ranks - 1, job.schedule.chunks
+    numbers = idle, chunks + idle, chunks, 4 * chunks + idle, 4 * chunks
     form = summary["bubble"]["closed_form"]
     formula = "" if form is None else f", {form:.1%} by the formula"
     driver = summary["utilisation"]
     said = f"; utilisation by nvidia-smi: {mean(driver['nvidia_smi']):.0f} %" if driver else ""
-    say(f"\nidle: {bubble_fraction(spans):.1%} measured{formula}{said}\n{lesson}")
+    say(f"\nidle: {bubble_fraction(spans):.1%} measured{formula}{said}\n{lesson.format(*numbers)}")
     return {"utilisation": shares, "in_flight": held}
 
 

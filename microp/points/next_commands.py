@@ -25,12 +25,7 @@ def print_next_commands(output: Path, tracking: TrackingSettings, rows: Sequence
     Drawn is the run with the smallest bubble of several ranks and microbatches, an undisturbed one if there is one.
     """
     commands = [("files", str(output / "runs"))]
-    runs = tracking.folder(output) / "wandb"
-    if tracking.mode != "disabled":
-        commands.append(("look", shlex.join([_program("wandb"), "leet", str(runs)])))
-    if tracking.mode == "offline":
-        commands.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
-    if rows and places.CHECKOUT is not None:  # `analysis` is not installed
+    if rows and places.CHECKOUT is not None:  # a wheel has no `analysis`
         python, drawn = [_program("python"), "-m"], min(rows, key=_dullness).folder
         if sweep is not None:
             is_stored = sweep in sweep_names() and (places.CHECKOUT / "analysis" / f"{sweep}.py").is_file()
@@ -38,6 +33,11 @@ def print_next_commands(output: Path, tracking: TrackingSettings, rows: Sequence
             asked = [f"analysis.{sweep if is_stored else 'sweep'}", *([] if place == "outputs" else [place])]
             commands.append(("answer", shlex.join([*python, *asked])))
         commands.append(("draw", shlex.join([*python, "analysis.timeline", str(drawn)])))
+    runs = tracking.folder(output) / "wandb"
+    if tracking.mode != "disabled":
+        commands.append(("look", shlex.join([_program("wandb"), "leet", str(runs)])))
+    if tracking.mode == "offline":
+        commands.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
     out.print()
     for what, command in commands:
         out.print(f"{what:6} {command}", soft_wrap=True, markup=False)
