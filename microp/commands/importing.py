@@ -26,6 +26,7 @@ from microp.terminal import columns, console
 FILES = """traces of torch.profiler, one per rank of a pipeline (also .gz); Chrome or Perfetto JSON with a lane per
 rank; or CSV: rank, op, stage, microbatch, start, end"""
 LAYERS = 8  # of a stage, if that is not known
+ASKED = re.compile(r"(schedule|partition|model|chunks|ranks)\b")  # what a word of --what-if may change
 ROWS = 32  # the most ranks of a timeline
 BUBBLES = {"gpipe, idle / total": trace.bubble_fraction, "megatron, idle / ideal": trace.megatron_bubble}
 BUBBLES["zero bubble, idle / longest span of a rank"] = trace.zero_bubble_rate
@@ -73,7 +74,9 @@ def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) 
     job = make_pricing_job(config)
     if job.workload is None:
         raise foreign.TraceError(f"{sum(layers)} layers are too few for {job.schedule.stages} stages: see --layers")
-    is_same = job.schedule.stages == traced.stages and not any(word.startswith("partition") for word in words)
+    is_same = job.schedule.depth == job.schedule.stages == traced.stages and not any(
+        word.startswith("partition") for word in words
+    )
     return job.schedule, layers if is_same else job.workload.layers
 
 
@@ -91,6 +94,10 @@ def _import(options: argparse.Namespace) -> None:
         raise foreign.TraceError(f"--layers has {len(layers)} numbers for {order.stages} stages: give one per stage")
     costs, replayed = calibrate_steps(order, rows, every[middle]), replay_steps(order, [rows[middle]], every[middle])
     usual = [f"each stage has {LAYERS} layers, as --layers is not given"] * (not options.layers)
+    if unused := [word for word in options.what_if or [] if not ASKED.match(word)]:
+        raise foreign.TraceError(
+            f"--what-if {unused[0]}: times are the trace's: give schedule, chunks, ranks, partition"
+        )
     if options.what_if:
         order, sizes = _other_order(options.what_if, order, layers)
     for note in traced.notes:

@@ -26,8 +26,9 @@ from microp.job import Workload
 from microp.records import StepRow
 from microp.schedule import Schedule
 from microp.settings import NEVER, MlpSettings
-from microp.simulator import Costs, LayerMemory, Simulated, simulate
+from microp.simulator import Costs, LayerMemory, Simulated, simulate, unit_shares
 
+MUCH = 50  # how often the times of stages count against an even spread
 LEAST = 1e-6  # milliseconds: the fit divides by times
 
 
@@ -46,21 +47,26 @@ def what_if(
         notes.append("the time of each traced stage is spread evenly over its layers")
 
     def regrouped(times: Sequence[float]) -> tuple[float, ...]:
-        old, new, sums = ([0, *accumulate(each)] for each in (layers, sizes, times))
-        return tuple(np.diff(np.interp(new, old, sums)).tolist())
+        old, new, sums = ([0, *accumulate(each)] for each in (layers, sizes[: schedule.depth], times))
+        return tuple(np.diff(np.interp(new, old, sums)).tolist() * schedule.copies)
 
     full, backward, weight = map(regrouped, _backwards(costs))
     # 2. what lies between actions
     latency, overhead = costs.latency, costs.overhead or (0,) * before
     if schedule.placement != traced.placement:
         latency, overhead = _hop(traced, costs), (float(mean(overhead)),) * count
-    stages = Costs(regrouped(costs.forward), backward, weight, full=full, latency=latency, overhead=overhead)
+    hops = {"latency": latency, "overhead": overhead, **unit_shares(schedule)}
+    stages = Costs(regrouped(costs.forward), backward, weight, full=full, **hops)
     # 3. what the trace does not tell
     whole = [stage for stage, time in enumerate(costs.weight) if not time]
     if whole and schedule.input_gradients:
         notes.append(f"no divided backward of stages {whole}: I and W take half of a B each, as their FLOPs are equal")
     if len(whole) < before and not costs.full and len(schedule.input_gradients) < count * schedule.chunks:
         notes.append("no undivided backward was seen: it takes as long as I and W, though it may take less")
+    if schedule.slices > 1:
+        notes.append("slices share the time of their microbatch evenly, though later ones attend to more")
+    if schedule.copies > 1:
+        notes.append("the sum of the copies' gradients takes no time")
     if schedule.chunks != traced.chunks:
         notes.append(f"a microbatch keeps its size: the batch is {schedule.chunks / traced.chunks:g} times as large")
     return simulate(schedule, stages), notes
@@ -79,11 +85,16 @@ def profile_of(
     schedule, model = traced.schedule, MlpSettings("mlp", sum(layers), 64, "float32")
     # 1. the times of layers: the first, those inside, the last
     stages = [Counter(model.kinds[end - size : end]) for size, end in zip(layers, accumulate(layers), strict=True)]
+    parts = [(at, kinds, 1.0) for at, kinds in enumerate(stages)]
+    if len(stages) < len({*model.kinds}):  # the times of fewer stages than unknowns are spread evenly
+        even = [(at, Counter([kind]), 1 / layers[at]) for at, kinds in enumerate(stages) for kind in kinds]
+        parts = MUCH * parts + even
     samples = [
-        profiling.Sample(op, tuple(kinds.items()), factor * rows, before, 1.0, schedule.chunks, factor * ms, nan, nan)
+        profiling.Sample(op, tuple(kinds.items()), factor * rows, before, 1.0, schedule.chunks, ms, nan, nan)
         for (op, before), times in zip(profiling.USUAL.items(), (costs.forward, *_backwards(costs)), strict=True)
-        for kinds, ms in zip(stages, np.maximum(times, LEAST).tolist(), strict=True)
+        for at, kinds, share in parts
         for factor in (1, 2)  # a time is proportional to the rows
+        for ms in [factor * share * max(float(times[at]), LEAST)]
     ]
     fitted, memory = profiling.fit_times(samples, [], model.kinds), {kind: LayerMemory(0) for kind in {*model.kinds}}
     # 2. the times outside of actions

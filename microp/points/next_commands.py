@@ -26,7 +26,8 @@ def print_next_commands(output: Path, tracking: TrackingSettings, rows: Sequence
     """
     commands = [("files", str(output / "runs"))]
     if rows and places.CHECKOUT is not None:  # a wheel has no `analysis`
-        python, drawn = [_program("python"), "-m"], min(rows, key=_dullness).folder
+        elsewhere = [] if Path.cwd() == places.CHECKOUT else ["env", f"PYTHONPATH={places.CHECKOUT}"]
+        python, drawn = [*elsewhere, _program("python"), "-m"], min(rows, key=_dullness).folder
         if sweep is not None:
             is_stored = sweep in sweep_names() and (places.CHECKOUT / "analysis" / f"{sweep}.py").is_file()
             place = str(output if is_stored else output / "sweeps")

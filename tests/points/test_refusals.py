@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -180,13 +181,12 @@ def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path):
 
 def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_room(tmp_path):
     """The disk is too small, then it is made larger, and then it becomes read-only."""
-    for name in ("full", "tmp"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "full").mkdir()
     words = [word for word in FEW if not word.startswith("steps=")]
-    with Mounts(tmp_path) as mounts:
+    with Mounts(tmp_path) as mounts, tempfile.TemporaryDirectory() as tmp:  # a socket's path has at most 107 letters
 
         def run(*more: str) -> tuple[int, str, list[str]]:
-            where = {"folder": tmp_path, "inside": mounts.pid, "TMPDIR": str(tmp_path / "tmp")}
+            where = {"folder": tmp_path, "inside": mounts.pid, "TMPDIR": tmp}
             done = microp(*more, *words, "output_dir=full", **where)
             said = re.sub(r"^no profile of .*?\bmakes\s+one\n", "", done.stderr, flags=re.DOTALL | re.MULTILINE)
             return done.returncode, done.stdout, said.splitlines()
@@ -197,6 +197,11 @@ def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_
         again = run("-m", "steps=3,500,4")
         mounts.run("cp $(ls -d full/sweeps/* | tail -1)/table.csv .; ls -A /dev/shm > shm; mount -o remount,ro full")
         refused = run()
+        torch_s = (
+            "torchinductor",
+            "pytorch-errorfile",
+        )  # its cache, one per user; a rank may have had time to write why
+        assert [path for path in Path(tmp).iterdir() if not path.name.startswith(torch_s)] == []
 
     code, out, errors = first
     assert code == 1
@@ -221,6 +226,4 @@ def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_
 
     said = "error: output_dir=full cannot be written (Read-only file system): choose another folder"
     assert refused == (2, "", [said])
-    torch_s = ("torchinductor", "pytorch-errorfile")  # its cache, one per user; a rank may have had time to write why
-    assert [path for path in (tmp_path / "tmp").iterdir() if not path.name.startswith(torch_s)] == []
     assert (tmp_path / "shm").read_text() == ""
