@@ -91,6 +91,17 @@ def use_mailboxes(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> 
     return seen
 
 
+def leave_one_by_one(job: Job, comms: Comms, *_) -> str:
+    """Meet and end, where the last rank hears late that all have come: others have closed their connections by then."""
+    comms.expect(Message(src, dest, 0, 4, 0) for src in range(3) for dest in range(3) if src != dest)
+    if comms.rank == 0:
+        connection = comms._connections[2]
+        send = connection.send
+        connection.send = lambda *given: (time.sleep(0.5), send(*given))[1]
+    comms.barrier()
+    return "came"
+
+
 def wait_for_nothing(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> tuple[str, float, float]:
     """Rank 0 never sends what it has announced to the others: what they say, after how long, and what it cost."""
     comms.expect(message for dest in range(1, comms.world_size) for message in between(0, dest, [64], [0]))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import select
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -100,8 +100,12 @@ class TcpComms(GroupComms):
         came, box.came = box.came, None
         return came or 0
 
-    def wait_until(self, is_done: Callable[[], bool], peer: int) -> None:
+    def wait_until(
+        self, is_done: Callable[[], bool], peer: int, connections: Collection[Connection] | None = None
+    ) -> None:
         """Read what comes and send what is left until `is_done`, for which rank `peer` has to do something.
+
+        It is read from these connections; None: from all.
 
         Raises:
             TimeoutError: it did not within `timeout_s`.
@@ -120,17 +124,17 @@ class TcpComms(GroupComms):
         while not is_done():
             if (left := countdown.tick()) <= 0:
                 raise TimeoutError(f"waited {self.timeout_s:g} s for {self.names[peer]}")
-            self._sleep(min(left, TICK_S))
+            self._sleep(min(left, TICK_S), self._connections.values() if connections is None else connections)
 
     def _push(self) -> None:
         for connection in self._connections.values():
             if connection.has_unsent:
                 connection.push()
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self, seconds: float, connections: Collection[Connection]) -> None:
         """Sleep until something has come or can be sent, at most this long; read and send it."""
         poller, by_number = select.poll(), {}
-        for connection in self._connections.values():
+        for connection in connections:
             by_number[connection.fileno()] = connection
             poller.register(connection, select.POLLIN | (select.POLLOUT if connection.has_unsent else 0))
         for number, _ in poller.poll(seconds * 1e3):
@@ -157,7 +161,10 @@ class TcpComms(GroupComms):
                 self._connections[rank].send(_MEETING, b"", None)
         else:
             self._connections[first].send(_MEETING, b"", None)
-            self.receive(self._mailboxes[first, BARRIER_TAG], first)
+            # Who was let go sooner may have ended since. That another one is lost, the first rank sees, and ends.
+            go = self._mailboxes[first, BARRIER_TAG]
+            self.wait_until(lambda: go.came is not None, first, [self._connections[first]])
+            go.came = None
 
     def close(self) -> None:
         connections = list(self._connections.values())

@@ -46,6 +46,10 @@ def test_a_wait_ends_in_time_and_costs_no_core(backend, tmp_path):
         assert spent < 0.3
 
 
+def test_a_rank_that_is_still_at_the_end_does_not_miss_those_that_have_left(tmp_path):
+    assert run(3, messages.leave_one_by_one, tmp_path, backend="tcp") == dict.fromkeys(range(3), "came")
+
+
 def holders(inode: str) -> list[str]:
     """The processes that have a segment mapped."""
     found = []
