@@ -87,7 +87,7 @@ def exhibits(store: Store) -> list[Exhibit]:
         "Host: what is left, the rank's own time around its actions. Waits in warm-up, steady "
         "phase and drain are for another rank to finish an action; transfer is a wait for a tensor that was already "
         "being sent. Of several launches the one with the median step time is shown. Drawn: "
-        f"{len(panels)} of {counted(len(found), 'configuration')}; the table has all, and kinds below {percent(SEEN)} "
+        f"{len(panels)} of {counted(len(found), 'panel')}; the table has all, and kinds below {percent(SEEN)} "
         "of every bar."
     )
     times = Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)

@@ -87,7 +87,7 @@ def show(console: Console, columns: Sequence[Column], whole: str, parts: Mapping
         console.file.write(line)
     if left_out := [column.name for column in columns if column not in kept]:
         paragraph(console, f"left out, no room: {', '.join(left_out)} (whole in {whole})")
-    elif narrow and any(column.shortest for column in kept):
+    elif narrow and CUT in captured.get():
         paragraph(console, f"{CUT} stands for what had no room (whole in {whole})")
     if sentences := dict.fromkeys(column.about for column in kept if column.about):
         paragraph(console, " ".join([*sentences, PAGE]))
