@@ -276,8 +276,8 @@ def _too_little(plan: Plan, found: Found, cap: float) -> str:
     key = "device.memory_gib" if plan.config.memory_gib is None else "memory_gib"
     return (
         f"{key}={cap / GIB:g} is too little for each of {found.candidates:,} plans: {words} needs least of them, "
-        f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={1.01 * least.peak / GIB:.3g} (near it, "
-        "other partitions are tried), more ranks, a smaller batch_size or a smaller model"
+        f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={1.01 * least.peak / GIB:.3g} (near "
+        "it, other partitions are tried), more ranks, a smaller batch_size or a smaller model"
     )
 
 

@@ -69,7 +69,7 @@ def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("error: memory_gib=1e-05 is too little for each of ")
     assert not (tmp_path / "outputs").exists()
-    enough = re.search(r"more: use (memory_gib=\S+), more ranks", done.stderr).group(1)
+    enough = re.search(r"more: use (memory_gib=\S+) \(", done.stderr).group(1)
     assert microp(*words, enough, folder=tmp_path, program="microp.plan").returncode == 0
 
 
