@@ -25,9 +25,9 @@ from microp.foreign import (
 )
 from microp.profiling import to_plain
 from microp.records import check_attempt
-from microp.schedule.builders import dualpipe_v, gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+from microp.schedule.builders import chimera, dualpipe_v, gpipe, interleaved, one_f_one_b, seq_1f1b, zb_h1, zb_v
 from microp.simulator import calibrate_steps, for_stages, replay_steps, simulate
-from microp.trace import bubble_fraction, makespan, perfetto
+from microp.trace import bubble_fraction, busy, makespan, perfetto
 
 FILES = ("rank0.json", "rank1.json")
 
@@ -261,6 +261,17 @@ def test_what_if(tmp_path, schedule, sizes, expected):
     answer, assumed = what_if(schedule, sizes, aligned.schedule, [2] * 4, costs)
     assert makespan(answer) == pytest.approx(makespan(expected) / 1e6)
     assert assumed
+
+
+@pytest.mark.parametrize("other", [chimera(4, 8), seq_1f1b(4, 8, slices=4)], ids=lambda other: other.name)
+def test_copies_and_slices_share_the_work_of_the_trace(tmp_path, other):
+    """Partitions of copies are given once for each."""
+    aligned, _, costs = traced(tmp_path, one_f_one_b(4, 8))
+    sizes = [1, 1, 3, 3] * other.copies
+    found, assumed = what_if(other, sizes, aligned.schedule, [2] * 4, costs)
+    alike, _ = what_if(one_f_one_b(4, 8), sizes[:4], aligned.schedule, [2] * 4, costs)
+    assert sum(busy(found).values()) == pytest.approx(sum(busy(alike).values()))
+    assert len(assumed) == 2
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), zb_h1(4, 8)], ids=lambda schedule: schedule.name)
