@@ -38,7 +38,7 @@ TIMES = ("step_ms.median", "predicted.step_ms", "replayed.step_ms")
 SPREAD = ("step_ms.p10", "step_ms.p90", "disturbed")
 QUESTION = (
     *("question", "model", "config.model.dim", "device", "schedule", "chunks", "ranks", "batch_size", "partition"),
-    "checkpointing",
+    *("checkpointing", "config.device.per", "config.profile"),
 )
 LEAST_NOISE = 0.02  # two configurations that differ by less are alike, if there is one launch of each
 
@@ -99,12 +99,15 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
 
 
 def _busiest(row: dict[str, Any]) -> float:
-    """Return the work of the rank with the most layers, per row of a batch."""
+    """Return the work of the rank with the most layers; of nominal times that do not know rows, by microbatches."""
     layers = list(row["partition"])
     ranks = int(row["ranks"])
     of_rank = [sum(layers[rank::ranks]) for rank in range(ranks)]  # of looped schedules; a V's ranks are about alike
     again = 0 if row["checkpointing"] == "never" else 1
-    return float(max(of_rank) * (3 + again) * row["batch_size"])
+    is_nominal = row["device"] == "emulated" and not isinstance(row.get("config.profile"), str)
+    per = row.get("config.device.per")
+    knows_rows = not is_nominal or (isinstance(per, list) and "row" in per)
+    return float(max(of_rank) * (3 + again) * row["batch_size" if knows_rows else "chunks"])
 
 
 def errors(table: pd.DataFrame, name: str) -> dict[str, float]:
