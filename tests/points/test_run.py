@@ -76,7 +76,8 @@ def test_the_terminal_says_what_was_found_and_what_to_type_next(one_run):
     assert [line[:8] for line in done.stdout.splitlines() if "|" in line] == ["rank 0 |", "rank 1 |"]
     assert "\x1b" not in done.stdout
     [draw] = [line for line in done.stdout.splitlines() if line.startswith("draw")]
-    python, option, program, *words = draw.removeprefix("draw").split()
+    env, path, python, option, program, *words = draw.removeprefix("draw").split()  # this folder is not the checkout
+    assert (env, path) == ("env", f"PYTHONPATH={ROOT}")
     assert ((folder / python).resolve(), option) == ((BIN / "python").resolve(), "-m")
     drawn = ran(*words, folder=folder, program=program)
     assert "rank 1 |" in drawn.stdout
