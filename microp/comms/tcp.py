@@ -105,7 +105,8 @@ class TcpComms(GroupComms):
     ) -> None:
         """Read what comes and send what is left until `is_done`, for which rank `peer` has to do something.
 
-        It is read from these connections; None: from all.
+        Args:
+            connections: the ones that are read; None: all.
 
         Raises:
             TimeoutError: it did not within `timeout_s`.
@@ -161,7 +162,8 @@ class TcpComms(GroupComms):
                 self._connections[rank].send(_MEETING, b"", None)
         else:
             self._connections[first].send(_MEETING, b"", None)
-            # Who was let go sooner may have ended since. That another one is lost, the first rank sees, and ends.
+            # Only the first rank is listened to: a rank that was let go sooner may have ended since. If one is lost
+            # before it came here, the first rank sees it and ends.
             go = self._mailboxes[first, BARRIER_TAG]
             self.wait_until(lambda: go.came is not None, first, [self._connections[first]])
             go.came = None

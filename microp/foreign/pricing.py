@@ -119,7 +119,9 @@ def profile_of(
     workload = Workload(schedule, tuple(layers), (rows,) * schedule.chunks, NEVER)
     priced = profiling.stage_costs(profile, model.kinds, workload, "shm")
     off = max(abs(mine / (own or 1) - 1) for mine, own in zip(priced.forward, costs.forward, strict=True))
+    few = ["what so few stages do not tell is spread evenly over their layers"] * (len(stages) < len({*model.kinds}))
     return profile, [
+        *few,
         f"its layers are alike but for the first and the last: the forwards of the stages fit within {100 * off:.0f} %",
         "a layer's time is proportional to the rows of a microbatch, and its memory, which a trace does not tell, is 0",
         "a full backward takes as long as I and W" if schedule.input_gradients else "I and W take half of a B each",

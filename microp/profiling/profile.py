@@ -15,6 +15,7 @@ the speed of ranks that share cores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -238,6 +239,8 @@ def _read(kind: Any, value: Any) -> Any:
         return tuple(_read(inside[0], each) for each in value)
     if origin is Mapping:
         return {_read(inside[0], key): _read(inside[1], each) for key, each in value.items()}
+    if kind is float and not 0 <= float(value) < math.inf:  # a prediction of NaN or below 0 would be told as one
+        raise ValueError(f"{value} is no number from 0")
     if kind in (float, int, str):
         return kind(value)
     return kind(**{name: _read(hint, value[name]) for name, hint in get_type_hints(kind).items()})

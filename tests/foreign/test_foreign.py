@@ -288,6 +288,15 @@ def test_a_profile_gives_an_emulated_device_the_times_of_the_trace(tmp_path, sch
     assert makespan(simulate(job.schedule, job.costs)) == pytest.approx(makespan(spans) / 1e6, rel=0.02)
 
 
+def test_a_profile_of_two_stages_has_even_layers(tmp_path):
+    """Two stages do not tell three kinds of layers apart."""
+    aligned, rows, costs = traced(tmp_path, one_f_one_b(2, 8))
+    profile, notes = profile_of(aligned, rows, [4, 4], costs, 4)
+    times = [layer["forward"][0] for layer in profile.layers.values()]
+    assert times == pytest.approx([sum(costs.forward) / 8] * 3, rel=0.01)
+    assert "spread evenly over their layers" in notes[0]
+
+
 def test_the_run_folder_can_be_read(tmp_path):
     aligned, rows, _ = traced(tmp_path, one_f_one_b(4, 8))
     attempt, summary = record(tmp_path / "runs", aligned, rows, {"notes": []}, None)

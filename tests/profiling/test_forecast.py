@@ -110,6 +110,13 @@ def test_the_factor_is_what_a_line_misses():
     assert interpolate((8,), (5,), 99) == 5
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5])
+def test_a_time_that_is_none_is_refused(wrong):
+    given = to_plain(profile(MODEL))
+    with pytest.raises(ValueError, match=f"{wrong} is no number from 0"):
+        read_plain({**given, "edges": [0.1, wrong]}, "file")
+
+
 def test_a_profile_uses_the_factors_between_its_rows():
     """Its forward takes 1 + 0.1 per row at 8 and 64 rows; what is recomputed takes as much."""
     factors = {"forward": (1.0, 1.1, 1.2, 1.0)}
