@@ -25,7 +25,7 @@ from microp.config.config import (
 )
 from microp.config.errors import REFUSED, ConfigError, RunError, Stop, log_traceback, refusal, tracebacks
 from microp.config.factory import own_model
-from microp.config.help_page import about_sweep, key_page, sweep_page
+from microp.config.help_page import key_page, sweep_page
 from microp.config.job_factory import about_resumed, find_resumed, job_of, job_with, make_job, nothing_to_resume
 from microp.config.knobs import NOTHING_LEFT, Knobs, chosen, run_of, unused
 from microp.config.memory_advice import memory_cap, subject_of, with_advice

@@ -32,7 +32,7 @@ from microp.config.schema import (
     values_of,
 )
 from microp.planner import KNOBS
-from microp.system import CONF, SWEEPS, sweep_names
+from microp.system import CONF, about_sweep, sweep_names
 
 WIDTH = 22  # of the column of keys and options
 WIDEST = 60  # of a list that is shown as a default
@@ -117,13 +117,6 @@ def sweep_page() -> str:
         question, size = about_sweep(name)
         lines += _entry(name, size if name.endswith("_quick") else f"{question} ({size})")
     return "\n".join(lines)
-
-
-def about_sweep(name: str) -> tuple[str, str]:
-    """Return the question of a stored sweep, and its points and minutes if its file tells them."""
-    [comment] = re.findall(r"\A((?:#.*\n)*)", (SWEEPS / f"{name}.yaml").read_text())
-    size = re.search(r"^# (\d+ points, .*?)\.?$", comment, re.M)
-    return comment.partition("\n")[0].removeprefix("#").strip(), size[1] if size else ""
 
 
 def _entry(left: str, text: str) -> list[str]:

@@ -208,7 +208,7 @@ class Store:
         """Return the commands of an experiment's unfinished points, or of a sweep that was never started."""
         points = self.points(name)
         sweeps = [] if points else [f"{name}_quick", name]
-        commands = [f"{command(sweep)}  # {about_sweep(sweep)[-1]}" for sweep in sweeps if sweep in sweep_names()]
+        commands = [f"{command(sweep)}  # {about_sweep(sweep)[1]}" for sweep in sweeps if sweep in sweep_names()]
         return self.unfinished(points) if points else commands
 
     def unfinished(self, points: Iterable[Point]) -> list[str]:

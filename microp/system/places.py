@@ -9,10 +9,10 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import tomllib
 from importlib import metadata
-from itertools import takewhile
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -34,10 +34,11 @@ def sweep_names() -> list[str]:
     return sorted(path.stem for path in SWEEPS.glob("*.yaml"))
 
 
-def about_sweep(name: str) -> list[str]:
-    """Return what the file of a stored sweep says of itself: its question first, its points and minutes last."""
-    lines = takewhile(lambda line: line.startswith("# "), (SWEEPS / f"{name}.yaml").read_text().splitlines())
-    return [line.removeprefix("# ") for line in lines]
+def about_sweep(name: str) -> tuple[str, str]:
+    """Return the question of a stored sweep, and its points and minutes if its file tells them."""
+    [comment] = re.findall(r"\A((?:#.*\n)*)", (SWEEPS / f"{name}.yaml").read_text())
+    size = re.search(r"^# (\d+ points, .*?)\.?$", comment, re.M)
+    return comment.partition("\n")[0].removeprefix("#").strip(), size[1] if size else ""
 
 
 def see_current_folder() -> None:

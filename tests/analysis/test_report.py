@@ -42,8 +42,8 @@ def test_a_row_has_summary_configuration_and_environment_and_missing_points_have
     assert Store(outputs).missing("m_sensitivity") == [command]
     assert Store(outputs).missing("config") == []
     quick, whole = Store(outputs).missing("bidirectional")
-    assert quick == "python -m microp.run -cn bidirectional_quick  # 16 points, 1 minute on two cores."
-    assert whole == "python -m microp.run -cn bidirectional  # 96 points, 6 minutes on two cores."
+    assert quick == "python -m microp.run -cn bidirectional_quick  # 16 points, 1 minute on two cores"
+    assert whole == "python -m microp.run -cn bidirectional  # 96 points, 6 minutes on two cores"
 
 
 def test_a_point_that_was_planned_again_is_its_younger_run(tmp_path):
@@ -111,7 +111,7 @@ def test_what_was_not_run_is_one_list_of_commands(outputs, made):
     done, page = made
     text = (outputs / "report" / "report.md").read_text()
     commands = html.unescape(page[page.index('<details class="last" id="not-run">') :])
-    hybrid, whole = "hybrid_quick  # 12 points, 1 minute on two cores.", "hybrid  # 72 points, 5 minutes on two cores."
+    hybrid, whole = "hybrid_quick  # 12 points, 1 minute on two cores", "hybrid  # 72 points, 5 minutes on two cores"
     for name in (hybrid, whole, "warmup_latency  # 24 ", "m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'\n"):
         assert f"python -m microp.run -cn {name}" in text.partition("## Not run yet")[2]
         assert f"python -m microp.run -cn {name}".strip() in commands

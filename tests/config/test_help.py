@@ -11,9 +11,8 @@ from importlib import import_module
 import pytest
 from user import ROOT, SMALL, environment_of, microp, ran
 
-from microp.config import about_sweep
 from microp.config.schema import GROUPS, is_fixed
-from microp.system import sweep_names
+from microp.system import about_sweep, sweep_names
 
 TOP = re.findall(r"^(\w+):", (ROOT / "conf" / "base.yaml").read_text(), re.M)
 KEYS = {key for key in TOP if key != "defaults"} | {

@@ -15,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from microp.config import make_job, read_config
 from microp.config.config import compose_points, composer, register
-from microp.config.help_page import about_sweep
-from microp.system.places import sweep_names
+from microp.system.places import about_sweep, sweep_names
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 STORED = sweep_names()
