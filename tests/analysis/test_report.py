@@ -254,3 +254,17 @@ def test_the_table_has_bounds_named_and_searched_orders(tmp_path, capsys):
     assert "solver" not in table
     assert (tmp_path / "orders.svg").exists()
     assert "orders.csv" in capsys.readouterr().out
+
+
+def test_the_answer_has_one_process_beside_the_pipelines(outputs, tmp_path):
+    """A run with one rank and one microbatch lies beside the others; it takes a thousand times as long."""
+    here = Path(shutil.copytree(outputs, tmp_path / "outputs"))
+    assert "one process" not in m_sensitivity.answer(Store(here)).lower()
+    attempt = sorted((here / "runs").glob("gpipe-*/attempt-1"))[0]
+    alone = Path(shutil.copytree(attempt, here / "runs" / "gpipe-m1-k1-0" / "attempt-1"))
+    config = (alone / "config.yaml").read_text()
+    (alone / "config.yaml").write_text(re.sub(r"^(chunks|ranks): \d+$", r"\1: 1", config, flags=re.MULTILINE))
+    summary = json.loads((alone / "summary.json").read_text()) | {"ranks": 1, "chunks": 1, "run_id": alone.parent.name}
+    summary["step_ms"]["median"] *= 1000
+    write_json(alone / "summary.json", summary)
+    assert re.search(r"One process takes .* on 2 ranks.*takes .*times as fast", m_sensitivity.answer(Store(here)))
