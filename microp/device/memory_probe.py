@@ -10,22 +10,25 @@
                         F  activation  B  pending  W
 
 Each layer is measured at two numbers of rows, because its memory is a linear function of them, but for the small
-products of W: which of them are added in one call depends on the rows. A large model is measured with fewer rows.
+products of W: which of them are added in one call depends on the rows. A large model is measured with fewer rows,
+and one of very many weights with fake tensors: nothing is computed, and its layers count as divided by parts.
 With slices of the sequence the units of a microbatch are measured one by one: a later one holds more keys and values.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from math import ceil, prod
 
 import torch
 
 from microp.device.meters import MemoryMeter
-from microp.model import SMALL, Batch, Model, Sliced, Stage, adds_in_product, build_model
-from microp.settings import AS_WRITTEN, NEVER, Computing, ModelSettings
+from microp.model import SMALL, Batch, Model, Sliced, Stage, adds_in_product, build_model, fake_tensors
+from microp.settings import AS_WRITTEN, NEVER, Computing, ModelSettings, OwnSettings
 from microp.simulator import MOST_ROWS, NOTHING, WORK, LayerBytes, LayerMemory, Size
 
-LARGEST = 200_000_000  # weights; a larger model is not built for a measurement
+LARGEST = 10_000_000  # weights; the layers of a larger model are fake
+LARGEST_OWN = 200_000_000  # the same of a user's own, which may look at their numbers
 
 
 def probe_layers(
@@ -39,17 +42,17 @@ def probe_layers(
         slices: the number of slices of a row; the memory is that of the first, whose `later` has the others.
 
     Raises:
-        ValueError: the model has more than `LARGEST` weights, or a layer of a user's own fails.
+        ValueError: a layer of a user's own fails.
     """
-    if settings.weights > LARGEST:
-        raise ValueError(f"the model has more than {LARGEST:,} weights: too many to be built and measured here")
-    model, threads = build_model(settings), torch.get_num_threads()
+    largest = LARGEST_OWN if isinstance(settings, OwnSettings) else LARGEST
+    is_fake, threads = settings.weights > largest, torch.get_num_threads()
     torch.set_num_threads(1)  # the work is small; on busy cores, threads that wait for each other take seconds
     measured: dict[int, LayerMemory] = {}
     try:
-        for kind in settings.kinds:
-            if kind not in measured:
-                measured[kind] = _Probe(settings, model, kind, split, computing, slices).measure(rows)
+        with fake_tensors() if is_fake else nullcontext():
+            model = build_model(settings)
+            for kind in dict.fromkeys(settings.kinds):
+                measured[kind] = _Probe(settings, model, kind, split, computing, slices, is_fake).measure(rows)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a layer may be the user's own, and exit
@@ -63,10 +66,17 @@ class _Probe:
     """One layer, built as a stage of its own to run microbatches under a memory meter."""
 
     def __init__(
-        self, settings: ModelSettings, model: Model, index: int, split: bool, computing: Computing, slices: int
+        self,
+        settings: ModelSettings,
+        model: Model,
+        index: int,
+        split: bool,
+        computing: Computing,
+        slices: int,
+        is_fake: bool,
     ) -> None:
         self._settings, self._computing, self._model, self._split = settings.of_slice(slices), computing, model, split
-        self._slices = slices
+        self._slices, self._is_fake = slices, is_fake
         [self._layer] = model.build([index], 0)
         self._first, self._index = index == 0, index
         self._loss = model.loss if index == settings.layers - 1 else None
@@ -97,7 +107,8 @@ class _Probe:
         count = self._slices
         split = range(2 * count) if self._split else ()
         subject = Stage([self._layer], self._loss, NEVER, 3 * count, split, computing=self._computing, slices=count)
-        subject.divide([self._model.sample(self._index, 2, self._computing)], [self._index])
+        sample = None if self._is_fake else self._model.sample(self._index, 2, self._computing)
+        subject.divide([sample], [self._index])
         inputs, targets = (
             [*(each.chunk(count, 1) if count > 1 else [each])] * 3 for each in self._model.some_rows(rows)
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from microp.model import Stage
+from microp.model import Stage, memory_of
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -53,7 +53,7 @@ class MemoryMeter(TorchDispatchMode):
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage.data_ptr(), storage.nbytes()
+        key, size = memory_of(tensor), storage.nbytes()
         if size and key not in self._storages:
             self._storages.add(key)
             self.bytes += size
@@ -81,19 +81,19 @@ class ActivationMeter(saved_tensors_hooks):
         super().__init__(self._pack, self._unpack)
         self.peak_bytes = self.peak_in_flight = 0
         self._stages = stages
-        self._apart = {_key(tensor) for stage in stages for tensor in stage.tensors()}
+        self._apart = {memory_of(tensor) for stage in stages for tensor in stage.tensors()}
         self._saved: Counter[int] = Counter()  # storage -> the number of times autograd has saved it
         self._saved_bytes = 0
 
     def look(self) -> None:
         """Update the peaks with what is stored now; called after every action."""
-        held = {_key(x): x.untyped_storage().nbytes() for stage in self._stages for x in stage.held()}
+        held = {memory_of(x): x.untyped_storage().nbytes() for stage in self._stages for x in stage.held()}
         unsaved = sum(size for key, size in held.items() if key not in self._saved and key not in self._apart)
         self.peak_bytes = max(self.peak_bytes, self._saved_bytes + unsaved)
         self.peak_in_flight = max(self.peak_in_flight, sum(len(stage.kept) for stage in self._stages))
 
     def _pack(self, tensor: Tensor) -> _SavedTensor:
-        saved, key, size = _SavedTensor(tensor), _key(tensor), tensor.untyped_storage().nbytes()
+        saved, key, size = _SavedTensor(tensor), memory_of(tensor), tensor.untyped_storage().nbytes()
         if key not in self._apart:
             self._saved[key] += 1
             self._saved_bytes += size if self._saved[key] == 1 else 0
@@ -128,7 +128,3 @@ def _tensors(*values: Any) -> Iterator[Tensor]:
             yield from _tensors(*value)
         elif isinstance(value, dict):
             yield from _tensors(*value.values())
-
-
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

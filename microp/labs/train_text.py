@@ -82,7 +82,12 @@ def sample(job: Job, model: nn.Module, count: int) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Train twice, compare the losses, draw them, and print what the model writes."""
     parser = CommandParser(prog="python -m microp.labs.train_text", description=main.__doc__)
-    parser.add_argument("--steps", type=int, default=2000, help="steps (default: 2000, ten minutes on two cores)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=2000,
+        help="over which the learning rate falls (default: 2000, ten minutes)",
+    )
     parser.add_argument("--folder", type=Path, default=Path("outputs/train_text"), help="for the curve and the text")
     options = flags_of(parser, arguments)
     try:

@@ -10,6 +10,7 @@ A user's model function imports `Layers` and, for a model that does not embed it
 
 from microp.model.autocast import lowered_types, open_autocast
 from microp.model.data import library_text, open_batches, open_data
+from microp.model.fake import fake_tensors, memory_of
 from microp.model.inspection import inspect_layers, number_of_weights
 from microp.model.layers import Bits, Model
 from microp.model.own import Layers, build_model, code_of

@@ -12,7 +12,7 @@ it is of, so that the gradient of a weight is float32 again.
 
 Each device has its own autocast (of a tensor in bf16, LayerNorm and softmax make bf16 on a CPU and float32 on a GPU),
 and the meta device, on which large models are checked otherwise, has none. So layers that are not on the device are
-tried with fake tensors, which have a shape, a type and a device but no numbers, and take none of its memory.
+tried with fake tensors.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from microp.model.fake import fake_tensors
 from microp.model.own import Layers
 from microp.model.trial import rows_for_trial
 from microp.model.watch import Watch, device_of, layer_text, tensor_text, tried
@@ -53,12 +54,10 @@ def lowered_types(made: Layers, computing: Computing, device: str = "cpu") -> tu
     Raises:
         ValueError: a layer or the loss fails under autocast; what follows `<function> returns`.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # it imports sympy, and only this needs it
-
     how, remedy = " ".join(computing.words), "make them fit, or use dtype=null"
     types, layers = [], list(made.layers)
     is_fake = device_of(layers).type != device
-    with FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext(), open_autocast(computing, device):
+    with fake_tensors() if is_fake else nullcontext(), open_autocast(computing, device):
         if is_fake:
             fake = nn.ModuleList(layers).to_empty(device=device)
             for module in fake.modules():  # tensors that are no weights and no buffers

@@ -29,6 +29,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from microp.model.autocast import open_autocast
 from microp.model.compiled import compile_segment
 from microp.model.division import choose_division, undivided_text
+from microp.model.fake import memory_of
 from microp.model.randomness import GENERATOR, Reseeded, random_parts
 from microp.model.slices import Sliced
 from microp.model.split_backward import Deferred, SplitBackward, run_backward, run_together
@@ -102,10 +103,11 @@ class Stage:
         self.batch = Batch(0, None, None, ())
         self._cut_layers()
 
-    def divide(self, samples: Sequence[Tensor], indices: Sequence[int]) -> None:
+    def divide(self, samples: Sequence[Tensor | None], indices: Sequence[int]) -> None:
         """Divide the backward of each layer in the quickest way that gives the full backward.
 
-        `samples` has an input of a few rows for each layer, `indices` its place in the model.
+        `samples` has an input of a few rows for each layer (None: by its parts, unchecked), `indices` its place in the
+        model.
 
         Raises:
             ValueError: a layer gives other gradients if its backward is divided.
@@ -114,6 +116,9 @@ class Stage:
             return
         with GENERATOR:  # torch's checkpoint sets its state back, while another rank that is a thread makes its layers
             for index, layer, sample in zip(indices, self.layers, samples, strict=True):
+                if sample is None:
+                    self._split.divide(layer)
+                    continue
                 try:
                     choose_division(self._split, layer, sample, self._run_alone)
                 except ValueError as error:
@@ -123,6 +128,8 @@ class Stage:
     def _run_alone(self, layer: nn.Module, x: Tensor) -> Tensor:
         for part in self._random:
             part.at(0, 0)
+        for sliced in self._sliced:
+            sliced.unit = 0
         with self._generators, self.autocast:
             return layer(x)
 
@@ -330,5 +337,4 @@ def _apart(result: Tensor, given: Tensor) -> Tensor:
     It sends one piece of memory.
     """
     result = result.contiguous()
-    is_apart = result.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
-    return result if is_apart else result.clone()
+    return result if memory_of(result) != memory_of(given) else result.clone()

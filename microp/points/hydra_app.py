@@ -52,8 +52,8 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     OmegaConf.register_new_resolver("sweep_page", sweep_page, replace=True)
     _log_to_terminal()
     warnings.filterwarnings("ignore", "Callback .* raised BrokenPipeError")  # Hydra's, of a reader such as `head`
-    # `-m` may come after keys, which argparse takes for an error
-    sys.argv[1:] = sorted(with_profiles(sys.argv[1:]), key=lambda word: word not in ("-m", "--multirun"))
+    # keys behind options: `KEY -m KEY` and `KEY -cd FOLDER KEY` are errors to argparse
+    sys.argv[1:] = sorted(with_profiles(sys.argv[1:]), key=lambda word: "=" in word and word[0] != "-")
     asked = os.environ.get(FULL_ERROR, "0")
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors; it would print several lines and exit with code 1
     PointsCallback.began = None

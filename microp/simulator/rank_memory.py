@@ -90,6 +90,8 @@ class Ranks:
         self._of_kinds: dict[
             tuple[int, ...], tuple[float, tuple[float, ...]]
         ] = {}  # of a stage and of the layer after it
+        self._stages = [list(schedule.stages_of(rank)) for rank in range(len(schedule.ranks))]
+        self._known: dict[tuple[Any, ...], float] = {}  # a rank and the kinds of its stages -> its most bytes
         self.batch = [0.0] * len(schedule.ranks)
         for stages, size in zip(schedule.ends, batch, strict=True):
             for stage in stages:
@@ -97,20 +99,26 @@ class Ranks:
 
     def peaks(self, sizes: Sequence[int]) -> list[float]:
         """Return each rank's most bytes: weights, optimizer, buckets, the batch, gradients and activations."""
-        state, table = self._state_and_bytes(sizes)
-        peaks = []
-        for rank, counts in enumerate(self.counts):
-            stages = list(self._schedule.stages_of(rank))
-            held = float((counts * table[stages]).sum(axis=(1, 2)).max())
-            if self._schedule.copies > 1:
-                held = max(held, sum(self._at_sums(sizes, stages)))
-            peaks.append(held + sum(state[stage] for stage in stages) + self.batch[rank] + self._common(sizes, stages))
+        ends, peaks = list(accumulate(sizes)), []
+        for rank, stages in enumerate(self._stages):
+            key = rank, *(self._kinds_of(ends[stage] - sizes[stage], ends[stage]) for stage in stages)
+            if key not in self._known:
+                self._known[key] = self._peak(rank, sizes)
+            peaks.append(self._known[key])
         return peaks
+
+    def _peak(self, rank: int, sizes: Sequence[int]) -> float:
+        state, table = self._state_and_bytes(sizes)
+        stages = self._stages[rank]
+        held = float((self.counts[rank] * table[stages]).sum(axis=(1, 2)).max())
+        if self._schedule.copies > 1:
+            held = max(held, sum(self._at_sums(sizes, stages)))
+        return held + sum(state[stage] for stage in stages) + self.batch[rank] + self._common(sizes, stages)
 
     def parts(self, sizes: Sequence[int], rank: int) -> list[Part]:
         """Return what fills a rank's memory at its peak; the parts add up to it."""
         _, table = self._state_and_bytes(sizes)
-        stages = list(self._schedule.stages_of(rank))
+        stages = self._stages[rank]
         held = self.counts[rank] * table[stages]
         worst = int(held.sum(axis=(1, 2)).argmax())
         counts, sums = (
@@ -159,10 +167,13 @@ class Ranks:
         layers = (layer for stage in stages for layer in self._layers[ends[stage] - sizes[stage] : ends[stage]])
         return max((layer.common for layer in layers), default=0)
 
+    def _kinds_of(self, first: int, end: int) -> tuple[int, ...]:
+        """Return the kinds of a stage's layers, and that of the layer that its output enters."""
+        return *self._kinds[first:end], self._kinds[end] if end % self._depth else -1
+
     def _of_stage(self, first: int, end: int) -> tuple[float, tuple[float, ...]]:
         """Return the state of a stage with the layers from `first` to `end` - 1, and its bytes, slice by slice."""
-        leaves = end % self._depth != 0
-        kinds = *self._kinds[first:end], self._kinds[end] if leaves else -1  # with the layer that its output enters
+        leaves, kinds = end % self._depth != 0, self._kinds_of(first, end)
         if kinds not in self._of_kinds:
             layers, divides = self._layers[first:end], bool(self._schedule.input_gradients)
             leaving = self._layers[end].boundary.at(self._rows) if leaves else 0.0

@@ -18,6 +18,7 @@ time is kept with the position of the action that caused it.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -232,6 +233,7 @@ def step_times(schedule: Schedule, costs: Costs) -> Floats:
         schedule: a valid order.
         costs: with a column as the value of a stage where a plain `Costs` has a number; hops are pure delays.
     """
+    costs = replace(costs, shares=tuple(map(float, costs.shares)))  # a column times a fraction is one of objects
     clocks, ends = _ends_of_many(schedule, lower(schedule, costs))
     if costs.reduction:
         positions = {action: position for position, (_, action) in enumerate(schedule)}

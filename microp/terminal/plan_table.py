@@ -12,6 +12,8 @@ from microp.terminal.columns import Column, paragraph
 from microp.terminal.columns import show as show_columns
 from microp.terminal.console import err, out
 
+PEAK = "predicted peak of the fullest rank."
+
 
 @contextmanager
 def progress() -> Iterator[Callable[[float], None]]:
@@ -29,14 +31,15 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) 
         return
     several = any(plan["replicas"] > 1 for plan in plans)
     steps = [f"{plan['step']:.4g}" for plan in plans]
-    peaks = [f"{max(plan['peak_memory_mib'], default=0):.4g}" for plan in plans]
+    largest = [max(plan["peak_memory_mib"], default=0) for plan in plans]
+    size, per = ("GiB", 1024) if max(largest) >= 10_000 else ("MiB", 1)
     layers = [_sizes(plan["sizes"]) for plan in plans]
     orders = [f"{plan['schedule']} slices={plan['slices']}" if plan["slices"] else plan["schedule"] for plan in plans]
     binds = [plan["binds"] for plan in plans]
     columns = [
         Column("", [f"plan{number}" for number in range(1, len(plans) + 1)], "left", 100),
         Column(f"step {unit}", steps, importance=90, about="step: predicted time, as of a run."),
-        Column("MiB", peaks, importance=90, about="MiB: predicted peak of the fullest rank."),
+        Column(size, [f"{peak / per:.4g}" for peak in largest], importance=90, about=f"{size}: {PEAK}"),
         Column("schedule", orders, importance=80),
         Column("chunks", [str(plan["chunks"]) for plan in plans], "right", 80),
         Column("checkpointing", [plan["checkpointing"] for plan in plans], importance=70),

@@ -172,6 +172,13 @@ def test_bad_input_is_one_message_and_exit_code_2(words, tmp_path):
     assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
 
 
+@pytest.mark.parametrize("words", ["chunks=2 -m schedule=gpipe", "chunks=2 -cd . schedule=gpipe -cn config"])
+def test_options_may_stand_between_keys(words, tmp_path):
+    done = microp(*words.split(), "dry_run=true", *SMALL, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "gpipe-m2-k2-" in done.stdout
+
+
 def test_joining_torchrun(tmp_path):
     done = torchrun(2, *SMALL, "chunks=2", folder=tmp_path, WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
