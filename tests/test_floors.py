@@ -193,8 +193,8 @@ ALLOWED = {
     "model/compiled.py": {
         "torch._functorch.config"  # a setting of torch's compiler that has no public name
     },
-    "model/autocast.py": {
-        "torch._subclasses.fake_tensor.FakeTensorMode"  # which types a layer makes, without computing
+    "model/fake.py": {
+        "torch._subclasses.fake_tensor.FakeTensorMode"  # types and memory without computing
     },
     "model/split_backward.py": {
         # `backward` and `grad` compare shapes in Python, 25 to 35 us a call
