@@ -3,7 +3,7 @@
 ::
 
     summary.json  step_ms  median 928.8, p10 446.8, p90 4635.0   ──► spread 451 %
-                  overruns 12, steps 20                          ──► 12 overruns
+                  overruns 12, actions 640                       ──► 12 overruns
                   nominal: step 1.043, work 0.31                 ──► 1.043 x nominal, 31 % real work
                   shared_gpu                                     ──► shared GPU
     env.json      load  start 2.1, end 9.1; cores 2              ──► load 9.1
@@ -25,7 +25,7 @@ from microp.records.statistics import WIDE_STEPS
 MARGIN = 0.5  # processes; the launcher and the system want a core now and then
 
 
-FEW_OVERRUNS = 0.1  # per step: they touch at most a tenth of the steps, so the median and p10 to p90 are without them
+FEW_OVERRUNS = 0.01  # of the actions: what they add to a step is seen in `nominal`, if it is much
 OVER_NOMINAL = 1.02  # of an emulated device's step
 
 
@@ -41,8 +41,8 @@ DISTURBANCES = {
     "load": "processes that wanted a core (load average), more than the cores or the ranks, whichever are more",
     "shared": "ranks shared a GPU (device.share=true): they took turns and sent through the host's memory",
     "parallel": "other points of its sweep ran at the same time on the same cores (parallel=true)",
-    "overruns": "actions that took longer than their nominal time, so they measure the machine and not the schedule "
-    "(give longer times, or a smaller model)",
+    "overruns": "more than one action in a hundred took longer than its nominal time, so they measure the machine and "
+    "not the schedule (give longer times, or a smaller model)",
     "nominal": f"the steps took more than {OVER_NOMINAL} times their nominal time; where the real work's share is "
     "large, it takes part (use model.dim=64, or longer times), else the machine was busy or the times are short",
 }
@@ -64,7 +64,7 @@ def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Dis
         found.append(Disturbance("shared", "shared GPU"))
     if env.get("parallel") and summary.get("device") != "emulated":  # of which the overruns are counted
         found.append(Disturbance("parallel", "parallel"))
-    if (overruns := summary.get("overruns") or 0) > FEW_OVERRUNS * (summary.get("steps") or 0):
+    if (overruns := summary.get("overruns") or 0) > FEW_OVERRUNS * (summary.get("actions") or 0):
         found.append(Disturbance("overruns", f"{overruns} overrun{'' if overruns == 1 else 's'}"))
     if (nominal := summary.get("nominal")) and nominal["step"] > OVER_NOMINAL:
         share = f"{100 * nominal['work']:.0f} % real work"

@@ -93,8 +93,8 @@ WIDE = {"step_ms": {"median": 10.0, "p10": 9.0, "p90": 14.0}, "overruns": 12}
         ({"ranks": 4}, {**BUSY, "load": {"start": 5.0, "end": 4.0}}, ["load 5.0"]),
         ({}, {**BUSY, "cores": 8}, []),
         ({"overruns": 1}, {}, ["1 overrun"]),
-        ({"overruns": 2, "steps": 20}, {}, []),  # in at most a tenth of the steps
-        ({"overruns": 3, "steps": 20}, {}, ["3 overruns"]),
+        ({"overruns": 6, "actions": 640}, {}, []),  # at most one in a hundred
+        ({"overruns": 7, "actions": 640}, {}, ["7 overruns"]),
         (WIDE, {"cores": 1, "load": {"start": 4.0}}, ["spread 50 %", "load 4.0", "12 overruns"]),
         ({"nominal": {"step": 1.0431, "work": 0.314}}, {}, ["1.043 x nominal, 31 % real work"]),
         ({"nominal": {"step": 1.019, "work": 0.9}}, {}, []),
