@@ -38,6 +38,7 @@ QUANTITIES = {  # column -> its label, and a width of the interval that is never
 }
 COMPARED = "compare (microp's step)"  # whose step a run with engine=compare counts with
 MOST_COLUMNS = 3
+MOST_TOLD = 8  # sets of points; the table has all
 MOST_LINES = 24  # more cannot be told apart
 
 
@@ -125,13 +126,23 @@ def answer(
             told.append(f"the two fastest compared: {verdict}")
     asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
     if reason := unscaled(asked):
-        told = [reason]
+        told = [reason, *_of_equals(rows, value, unit)]
     known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
     if known:
         ratios = over_launches(rows.dropna(subset=known, how="all"), ["point"], known)
         said = listed([f"{RATIOS[ratio]} {words.middle(ratios[ratio])}" for ratio in known])
         told.append(f"step times of engines that take turns, as ratios, medians over points with their ranges: {said}")
     return sentences([*told, *least_memory(table, "point"), closing(rows, ["point"])])
+
+
+def _of_equals(rows: pd.DataFrame, value: str, unit: str) -> list[str]:
+    """Return a phrase for each number of chunks, ranks, ... whose points compare: their times and bubbles."""
+    told = []
+    for _, own in rows.groupby(["chunks", "ranks", "replicas", "batch_size"]):
+        table = over_launches(own, ["point"], [value, BUBBLE]).sort_values([value, "point"])
+        ends = [f"{e['point']} with {spread(e, value, unit)}, a bubble of {spread(e, BUBBLE)}" for e in records(table)]
+        told += [ends[0] if len(ends) == 1 else f"from {ends[0]}, to {ends[-1]}"]
+    return told if len(told) <= MOST_TOLD else []
 
 
 def assign(rows: pd.DataFrame) -> Axes:

@@ -100,9 +100,12 @@ def least_memory(table: pd.DataFrame, name: str) -> list[str]:
     if most["activation_mib"] <= ALIKE * least["activation_mib"]:
         low, high = (mib_text(row["activation_mib"]) for row in (least, most))
         return [f"the rank that holds most keeps {'about ' * (low != high)}{low} of activations in all of them"]
+    as_little = (known["activation_mib"] <= ALIKE * least["activation_mib"]).sum() - 1
+    as_much = (known["activation_mib"] >= most["activation_mib"] / ALIKE).sum() - 1
+    few, many = (f" (and {n} more)" if n else "" for n in (as_little, as_much))
     return [
-        f"least memory: {least[name]}, where the rank that holds most keeps {mib_text(least['activation_mib'])} of "
-        f"activations; most: {most[name]} with {mib_text(most['activation_mib'])}"
+        f"least memory: {least[name]}{few}, where the rank that holds most keeps {mib_text(least['activation_mib'])} of "
+        f"activations; most: {most[name]}{many} with {mib_text(most['activation_mib'])}"
     ]
 
 

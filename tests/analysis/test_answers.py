@@ -177,6 +177,8 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
     said = sweep.answer(rows, ["chunks"])
     assert said.startswith("The nominal times are per microbatch, whatever its rows, so more chunks")
     assert "astest" not in said
+    assert "2 with 180 ms per step, a bubble of " in said
+    assert "8 with 135 ms per step, a bubble of " in said
     rows["config.device.per"] = [["row"] for _ in rows.index]
     assert sweep.answer(rows, ["chunks"]).startswith("Fastest of 2 points: 8")
 

@@ -246,13 +246,15 @@ def test_a_caption_has_bars_only_where_launches_repeat_and_equal_memory_is_told_
     launches = pd.DataFrame({"question": ["a", "a", "b"]})
     assert markers(launches).startswith("Markers: medians over launches; bars: ")
     assert markers(launches.iloc[1:]) == "Markers: one launch each."
-    table, all_of_them = pd.DataFrame({"name": ["a", "b"]}), "of activations in all of them"
+    names, all_of_them = ["a", "b", "c"], "of activations in all of them"
     for mib, said in (
         ([0.125, 0.125], f"the rank that holds most keeps 0.125 MiB {all_of_them}"),
         ([48.0 / 1024, 48.1 / 1024], f"the rank that holds most keeps about 48.0 KiB {all_of_them}"),
         ([0.125, 0.25], "; most: b with 0.250 MiB"),
+        ([0.125, 0.25, 0.25], "; most: c (and 1 more) with 0.250 MiB"),
     ):
-        assert said in least_memory(table.assign(activation_mib=mib), "name")[0]
+        table = pd.DataFrame({"name": names[: len(mib)], "activation_mib": mib})
+        assert said in least_memory(table, "name")[0]
 
 
 def test_more_names_than_colours_stand_beside_their_points():
