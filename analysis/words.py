@@ -104,8 +104,9 @@ def least_memory(table: pd.DataFrame, name: str) -> list[str]:
     as_much = (known["activation_mib"] >= most["activation_mib"] / ALIKE).sum() - 1
     few, many = (f" (and {n} more)" if n else "" for n in (as_little, as_much))
     return [
-        f"least memory: {least[name]}{few}, where the rank that holds most keeps {mib_text(least['activation_mib'])} of "
-        f"activations; most: {most[name]}{many} with {mib_text(most['activation_mib'])}"
+        f"least memory: {least[name]}{few}, where the rank that holds most keeps "
+        f"{mib_text(least['activation_mib'])} of activations; most: {most[name]}{many} with "
+        f"{mib_text(most['activation_mib'])}"
     ]
 
 
