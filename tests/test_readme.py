@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from user import SMALL, add_model, add_schedule, microp, ran, read, readme_block
 
-from microp import Run
+from microp import Run, price
 from microp.schedule.builders import gpipe
 from microp.simulator import for_stages, simulate
 from microp.trace import plain, timeline
@@ -46,6 +46,15 @@ def test_a_schedule_is_one_function_and_one_yaml_file(folder):
     ran(*command.split(), *SMALL, "chunks=5", folder=folder)
     [attempt] = (folder / "outputs" / "runs").glob("mine-m5-k2-*/attempt-1")
     assert read(attempt / "summary.json")["in_flight_peak"] == [3, 3]
+
+
+def test_a_schedule_of_two_stages_per_rank_that_divides_its_backward(folder):
+    (folder / "other.py").write_text(readme_block("python", "v_gpipe"))
+    (folder / "schedule" / "other.yaml").write_text("name: other\nbuilder: other.v_gpipe\n")
+    ran("-cd", ".", "schedule=other", *SMALL, "chunks=3", folder=folder)
+    [attempt] = (folder / "outputs" / "runs").glob("other-m3-k2-*/attempt-1")
+    assert read(attempt / "summary.json")["in_flight_peak"] == [3, 3]
+    assert "3I0" in (attempt / "schedule.txt").read_text()
 
 
 def test_it_is_priced_and_its_keys_are_typed(folder):
@@ -98,6 +107,24 @@ def test_the_schedules_it_lists_are_the_options():
     [table] = [text for text in SCHEDULES.split("\n\n") if text.startswith("| schedule | order of a rank")]
     first = "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)
     assert set(re.findall(r"`([a-z0-9_]+)`", first)) == options
+
+
+def test_the_bubbles_it_lists_are_those_of_the_simulator():
+    """Of 4 ranks and 8 microbatches, where the idle time is what the formula says, if it is a plain one."""
+    [table] = [text for text in SCHEDULES.split("\n\n") if text.startswith("| schedule | order of a rank")]
+    base, more = "", {"schedule.overlap=true": ["schedule.extra_warmup=1"], "gis": ["schedule.group=2"]}
+    for line in table.splitlines()[2:-1]:
+        row, _, idle, listed, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+        name = row.strip("`").replace("=v", "=2")
+        base = base if "." in name else name
+        words = [f"schedule={base}", *([name] if "." in name else []), *more.get(name, [])]
+        ones = [f"costs.{cost}=1" for cost in ("forward", "backward", "weight")]
+        bubble = price(*words, *ones, "ranks=4", "chunks=8").figures["bubble"]["gpipe"]
+        assert f"{bubble:.3f}" == f"0{listed}", row
+        if re.fullmatch(r"[\d\sKMsv()/+-]+", idle):
+            formula = re.sub(r"(?<=[\dM)sv])\s*(?=[(KMv])", "*", idle)
+            number = eval(formula, {"K": 4, "M": 8, "s": 2, "v": 2})
+            assert bubble == pytest.approx(number / (3 * 8 + number)), row
 
 
 def test_its_first_picture_is_what_is_drawn():
