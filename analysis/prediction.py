@@ -33,7 +33,8 @@ from microp.simulator import replay_steps
 from microp.system import run_command
 from microp.trace import makespan
 
-SMALLEST = 0.0005  # an error below it is drawn as this: the axis is logarithmic
+SMALLEST = 0.05  # %: an error below it is drawn as this, as the axis is logarithmic
+CLIPPED = f"errors below {SMALLEST} % are drawn there"
 NOISE = (0, (3, 2))  # the dashes of the noise between launches
 
 
@@ -66,7 +67,7 @@ def _replayed(store: Store) -> list[Exhibit]:
     text = (
         f"{'Left: m' if several else 'M'}akespan of a step, replayed (simulated with the run's own action and hop "
         "times), against the median measured one. "
-        + ("Right: cumulative share of runs by the error of the replayed makespan. " if several else "")
+        + (f"Right: cumulative share of runs by the error of the replayed makespan; {CLIPPED}. " if several else "")
         + ("Noise: a launch's distance from the median of the other launches. " if table["noise"].notna().any() else "")
         + f"{summary}."
     )
@@ -86,8 +87,8 @@ def _predicted(store: Store) -> list[Exhibit]:
         "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
         "a marker per configuration, the median of its launches. Right: median error of the prediction, of the replay, "
         "and of three baselines, each with one number that is fitted to the other configurations of the model: the "
-        "busiest rank's operations (FLOPs), these over 1 - (K-1)/(M+K-1) (closed bubble), and the mean step time. "
-        f"{'; '.join(best)}. Bias: the median error with its sign."
+        "busiest rank's operations (FLOPs), these over 1 - (K-1)/(M+K-1) (closed bubble), and the mean step time; "
+        f"{CLIPPED}. {'; '.join(best)}. Bias: the median error with its sign."
     )
     if known["tau"].notna().any():
         text += " Kendall's tau: 1 if the prediction ranks configurations as measured, -1 if in reverse."
@@ -96,7 +97,7 @@ def _predicted(store: Store) -> list[Exhibit]:
     figure, axes = plot.panels(2, 3.2)
     hollow = table["measured.wide"] | table.get("disturbed", False)
     scatter(axes[0], table.assign(hollow=hollow), "group", "measured", "predicted", "step")
-    known = known.assign(shown=100 * known["median"].clip(lower=SMALLEST))
+    known = known.assign(shown=(100 * known["median"]).clip(lower=SMALLEST))
     kinds = looks.looks(sorted(known["kind"].unique()))
     for number, (kind, look) in enumerate(kinds.items()):
         own = known[known["kind"] == kind]
@@ -218,7 +219,7 @@ def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> No
     for distance in (1, 5):
         axis.axvline(distance, **looks.THIN)
     plot.titled(axis, x="distance, %", y="share of runs", own=True)
-    scales.logarithmic(axis.xaxis, (0.05, 60))
+    scales.logarithmic(axis.xaxis, (SMALLEST, 60))
     axis.set_ylim(0, 1.03)
 
 
@@ -228,7 +229,7 @@ def _shares(axis: Axes, values: pd.Series[float], **look: Any) -> None:
     if len(ordered):
         shares = np.arange(1, len(ordered) + 1) / len(ordered)
         every = max(1, len(ordered) // 7)
-        axis.step(ordered.clip(0.05), shares, where="post", markevery=every, **look)
+        axis.step(ordered.clip(SMALLEST), shares, where="post", markevery=every, **look)
 
 
 if __name__ == "__main__":

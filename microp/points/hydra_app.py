@@ -62,7 +62,8 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     except KeyboardInterrupt:
         if PointsCallback.began is not None:
             PointsCallback.began.show_finished()
-        console.error("interrupted: what has been recorded is in the run's folder; of a sweep the same command goes on")
+        left = ": what has been recorded is in the run's folder; of a sweep the same command goes on"
+        console.error(f"interrupted{left if name == 'config' else ''}")
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise  # to `run_command`
