@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from microp.config.config import plain
@@ -126,6 +127,10 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
         (by_torch and config.comms.name == "threads", f"{engine} needs ranks that are processes: use comms=auto"),
         (by_torch and replicas > 1, f"replicas={replicas} needs engine=microp: use one of the two alone"),
         (by_torch and shares, f"{engine} {itself}, not with device.share=true: use engine=microp"),
+        (
+            config.compile and config.comms.name == "threads" and version("torch").startswith(("2.11.", "2.12.")),
+            "compile=true fails on ranks that are threads before torch 2.13, which cannot compile in two: use comms=auto",
+        ),
         (by_torch and config.compile, f"{engine} cannot run compiled layers: use engine=microp or compile=false"),
         (by_torch and buffers, f"{engine}: {changes}, which each engine would change: use engine=microp"),
         (replicas > 1 and buffers, f"replicas={replicas}: {changes}, which differ between replicas: use replicas=1"),

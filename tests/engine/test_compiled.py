@@ -23,6 +23,9 @@ from microp.system import machine
 from microp.worker import RankError, Trainer, building
 from microp.worker.threads import run_threads
 
+pytestmark = pytest.mark.skipif(  # `compile=true comms=threads` is refused there
+    torch.__version__.startswith(("2.11.", "2.12.")), reason="this torch cannot compile in two threads"
+)
 COMPILED = Computing(compile=True)
 MODELS = {"mlp": mlp, "gpt": lambda: replace(gpt(dropout=0), layers=3), "mixed": partial(settings_of, mixed, middle=1)}
 MODES = {"mlp": ("segments",), "gpt": ("except_last",), "mixed": ("always",)}  # all of them with `--whole`

@@ -33,9 +33,9 @@ SCHEDULES = {  # torch's class -> what microp calls its order
     "ScheduleInterleaved1F1B": "interleaved",
     "ScheduleLoopedBFS": "breadth_first_lifo",
     "ScheduleInterleavedZeroBubble": "zb_interleaved",
-    "ScheduleZBVZeroBubble": "zb_v",
-    "ScheduleDualPipeV": "dualpipe_v",
 }
+if not torch.__version__.startswith("2.11."):  # which sends to its own rank in a V, and ends
+    SCHEDULES |= {"ScheduleZBVZeroBubble": "zb_v", "ScheduleDualPipeV": "dualpipe_v"}
 SINGLE = ("ScheduleGPipe", "Schedule1F1B")
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 RUNTIME = "_PipelineScheduleRuntime"  # runs an order from a file
