@@ -129,7 +129,7 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
         (by_torch and shares, f"{engine} {itself}, not with device.share=true: use engine=microp"),
         (
             config.compile and config.comms.name == "threads" and version("torch").startswith(("2.11.", "2.12.")),
-            "compile=true fails on ranks that are threads before torch 2.13, which cannot compile in two: use comms=auto",
+            "compile=true comms=threads needs torch 2.13, older ones cannot compile in two threads: use comms=auto",
         ),
         (by_torch and config.compile, f"{engine} cannot run compiled layers: use engine=microp or compile=false"),
         (by_torch and buffers, f"{engine}: {changes}, which each engine would change: use engine=microp"),
