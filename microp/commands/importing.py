@@ -153,8 +153,9 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     path, time, taken = critical_path(replayed), float(trace.makespan(replayed)), makespans[traced.middle]
     on = [sum(float(span.end - span.start) for span in path if span.rank == rank) for rank in ranks]
     shares = ", ".join(f"rank {rank} {100 * part / time:.0f} %" for rank, part in enumerate(on) if part)
-    print(f"critical path of the replayed step: {len(path)} actions; {shares}")
-    print(f"replayed, the step of middle length: {time:.4g} ms, {100 * (time / taken - 1):+.1f} % of its {taken:.4g}")
+    print(f"critical path of the step of middle length: {len(path)} actions; {shares}")
+    off = f"{time:.4g} ms, {100 * (time / taken - 1):+.1f} % of the measured {taken:.4g}"
+    print(f"check: simulated with its own times, the step of middle length takes {off}")
 
 
 def _spread(values: Sequence[float], form: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from microp.config import (
+    NO_MEMORY,
     Config,
     ConfigError,
     PlanConfig,
@@ -142,6 +143,8 @@ def make_plan(config: PlanConfig) -> Plan:
     if count > MOST:
         raise ConfigError([f"search has {count} choices: use at most {MOST}, with fewer values"])
     pricer = Pricer(subject_of(config, config.ranks))
+    if cap is not None and pricer.subject.memory is None:
+        raise ConfigError([f"memory_gib cannot be kept to: {NO_MEMORY}; leave it out"])
     _check_stages(config, pricer, space)
     return Plan(config, pricer, space, cap)
 

@@ -23,6 +23,7 @@ from microp.simulator import LayerMemory
 from microp.system import GIB, size_text
 
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|bad_alloc", re.IGNORECASE)
+NO_MEMORY = "the profile is of a trace, which tells no memory of layers"
 LESS = 0.75  # of the predicted peak: changes that lower it to this are advised after a run ran out of memory
 
 
@@ -86,7 +87,7 @@ def subject_of(config: Config, devices: int, rows: float | None = None) -> Subje
         devices=devices,
         batch_size=config.batch_size,
         prices=prices_of(config),
-        memory=memory,
+        memory=memory if profile is None or profile.tells_memory else None,
         batch_bytes=config.model.batch_bytes,
         states=config.optimizer.states,
         holds=transport_holds(config.comms.backend(config.device), config.device, config.sync.has_buckets),
@@ -97,6 +98,8 @@ def subject_of(config: Config, devices: int, rows: float | None = None) -> Subje
 def _priced(config: Config, job: Job) -> tuple[Pricer, Priced]:
     """Return a pricer, and the price of the job as it is."""
     pricer = Pricer(subject_of(config, job.processes, job.mean_rows))
+    if pricer.subject.memory is None:
+        raise ValueError(NO_MEMORY)
     name, checkpointing = config.schedule["name"], config.checkpointing
     kept = f"segments={checkpointing.segments}" if checkpointing.name == "segments" else checkpointing.name
     uniform = config.partition["name"] == "uniform"

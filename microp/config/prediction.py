@@ -160,6 +160,8 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> Device
 
 def doubt(profile: Profile) -> str | None:
     """Return why the times of a profile may be far off; None if nothing speaks for it."""
+    if not profile.tells_memory:  # of a trace, whose steps were compared when it was read
+        return None
     spreads = profile.spread
     if unknown := [name for name, spread in spreads.items() if spread is None]:
         return (

@@ -123,7 +123,7 @@ def profile_of(
     return profile, [
         *few,
         f"its layers are alike but for the first and the last: the forwards of the stages fit within {100 * off:.0f} %",
-        "a layer's time is proportional to the rows of a microbatch, and its memory, which a trace does not tell, is 0",
+        "a layer's time is proportional to the rows of a microbatch; a trace does not tell its memory",
         "a full backward takes as long as I and W" if schedule.input_gradients else "I and W take half of a B each",
     ]
 

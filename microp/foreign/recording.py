@@ -52,6 +52,8 @@ def record(
 ) -> tuple[Path, dict[str, Any]]:
     """Write the run folder below `runs`, and return the attempt and its summary; WriteError: that cannot be done.
 
+    The same times under the same name are the same attempt, which is not written again.
+
     Args:
         about: what `env.json` has besides: command and notes.
         name: the run's folder; None for `<schedule>-m<M>-k<K>-<hash of the times>`.
@@ -60,6 +62,10 @@ def record(
     known_by = f"{to_text(schedule)}{[row['compute_ms'] for step in rows for row in step]}"
     digest, ranks = hashlib.sha256(known_by.encode()).hexdigest(), len(schedule.ranks)
     run = name or f"{schedule.name}-m{schedule.chunks}-k{ranks}-{digest[:8]}"
+    for known in records.attempts(runs / run):
+        status = records.read_json(known / "status.json")
+        if (status["status"], status["uid"]) == ("finished", digest[:12]):
+            return known, records.read_summary(known)
     attempt = records.new_attempt(runs, run)
     # 1. what readers need of a configuration, as far as a trace tells it; a stage counts as a layer
     tracking = asdict(settings.TrackingSettings(None, None, None, None, [], None, False).resolved())

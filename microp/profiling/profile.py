@@ -43,6 +43,8 @@ class Machine(NamedTuple):
 
     def __str__(self) -> str:
         threads = f"{self.threads} {'thread' if self.threads == 1 else 'threads'} per rank"
+        if not self.torch:
+            return self.processor
         return f"{self.cores} cores of {self.processor or 'an unknown processor'}, torch {self.torch}, {threads}"
 
 
@@ -106,6 +108,11 @@ class Profile:
     def boundary_bytes(self, rows: float) -> float:
         """Return the bytes of the tensor between two layers for a microbatch of `rows` rows."""
         return max(layer.boundary.at(rows) for layer in self.memory[UNDIVIDED].values())
+
+    @property
+    def tells_memory(self) -> bool:
+        """Whether it has the memory of layers, which that of a trace has not."""
+        return any(layer.weights for layer in self.memory[UNDIVIDED].values())
 
     def layer_memory(self, kinds: Sequence[int], split: bool) -> list[LayerMemory]:
         """Return the memory of every layer of the model, given the kind of each."""

@@ -33,13 +33,14 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) 
     steps = [f"{plan['step']:.4g}" for plan in plans]
     largest = [max(plan["peak_memory_mib"], default=0) for plan in plans]
     size, per = ("GiB", 1024) if max(largest) >= 10_000 else ("MiB", 1)
+    memory = Column(size, [f"{peak / per:.4g}" for peak in largest], importance=90, about=f"{size}: {PEAK}")
     layers = [_sizes(plan["sizes"]) for plan in plans]
     orders = [f"{plan['schedule']} slices={plan['slices']}" if plan["slices"] else plan["schedule"] for plan in plans]
     binds = [plan["binds"] for plan in plans]
     columns = [
         Column("", [f"plan{number}" for number in range(1, len(plans) + 1)], "left", 100),
         Column(f"step {unit}", steps, importance=90, about="step: predicted time, as of a run."),
-        Column(size, [f"{peak / per:.4g}" for peak in largest], importance=90, about=f"{size}: {PEAK}"),
+        *[memory] * any(largest),
         Column("schedule", orders, importance=80),
         Column("chunks", [str(plan["chunks"]) for plan in plans], "right", 80),
         Column("checkpointing", [plan["checkpointing"] for plan in plans], importance=70),
@@ -49,7 +50,8 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) 
     ]
     show_columns(out, columns, "outputs/plans")
     rest = "every other plan is slower than one of these, and no smaller"
-    paragraph(out, f"Each plan is slower and smaller than the one above it; {rest}.")
+    first = f"Each plan is slower and smaller than the one above it; {rest}."
+    paragraph(out, first if any(largest) else "The memory of layers is not known: this is the fastest plan.")
     out.print(f"\nrun   {run} plan1", soft_wrap=True, markup=False)
 
 

@@ -30,7 +30,7 @@ def test_a_trace_becomes_a_run(folder):
     assert (done.returncode, done.stderr) == (0, "")
     for text in (
         "2 ranks, 4 microbatches, 2 steps; the order is 1f1b",
-        "replayed, the step of middle length: 154 ms, +0.0 % of its 154",
+        "check: simulated with its own times, the step of middle length takes 154 ms, +0.0 % of the measured 154",
         "rank 1 |",
         "one clock",
     ):
@@ -57,10 +57,14 @@ def test_what_if_profile_and_csv(folder):
     words = ("device=emulated", "profile=there.yaml", "model.layers=8", "chunks=4", "batch_size=4", "schedule=1f1b")
     priced = microp(*words, "output=json", folder=folder, program="microp.simulate")
     assert '"makespan": 154.0' in priced.stdout, priced.stderr
-    planned = microp(
-        "device=there.yaml", "model.layers=8", "ranks=2", "batch_size=4", folder=folder, program="microp.plan"
-    )
+    words = ("device=there.yaml", "model.layers=8", "ranks=2", "batch_size=4", "schedule=gpipe,1f1b,zb_h1")
+    planned = microp(*words, folder=folder, program="microp.plan")
     assert planned.returncode == 0, planned.stderr
+    assert "MiB" not in planned.stdout
+    refused = microp(*words, "memory_gib=2", folder=folder, program="microp.plan")
+    assert (refused.returncode, refused.stderr.count("tells no memory of layers; leave it out")) == (2, 1)
+    microp("spans.csv", folder=folder, program=PROGRAM)
+    assert len(list((folder / "outputs").glob("runs/*/attempt-*"))) == 1
 
 
 @pytest.mark.parametrize(
