@@ -17,6 +17,7 @@ import shlex
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,14 @@ class OrderCallback(PointsCallback):
 
 
 def _divided(schedule: Schedule) -> Schedule:
-    """Return the order with every backward divided, and so without pairs."""
+    """Return the order with every backward divided, and pairs, so that the time of one is among its costs."""
 
     def parts(action: Action) -> tuple[Action, ...]:
         return (action._replace(op=Op.I), action._replace(op=Op.W)) if action.op is Op.B else (action,)
 
-    return replace(
-        schedule.apart,
-        ranks=tuple(tuple(part for action in row for part in parts(action)) for row in schedule.ranks),
-    )
+    ranks = tuple(tuple(part for action in row for part in parts(action)) for row in schedule.ranks)
+    together = frozenset(first for row in ranks for first, then in pairwise(row) if (first.op, then.op) == (Op.F, Op.I))
+    return replace(schedule, ranks=ranks, pairs=together)
 
 
 def _problems(config: OrderConfig) -> list[str]:

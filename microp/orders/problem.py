@@ -347,6 +347,10 @@ class Problem:
         """Return whether a row keeps within the cap."""
         return self.memory.cap is None or self.peak(row) <= self.memory.cap
 
+    def keeps(self, schedule: Schedule) -> bool:
+        """Return whether an order keeps within the cap."""
+        return all(map(self.fits, self.rows_of(schedule)))
+
 
 def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | None = None) -> list[Any] | None:
     """Return the end of every action, a B's also as that of its I, or None if the rows deadlock."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from microp.orders.bounds import Bounds, lower_bounds
 from microp.orders.improve import improve, joined
+from microp.orders.pairing import paired
 from microp.orders.problem import Problem, Rows, makespan_of
 from microp.orders.rules import build, rules
 from microp.orders.solver import Solved, solve
@@ -28,6 +29,7 @@ from microp.simulator import simulate
 from microp.trace import makespan
 
 STARTS = 6  # rounds of small moves
+PAIRING = 1.0  # seconds, at least, in which pairs are tried one by one
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 
     """
     began = perf_counter()
     until = began + seconds
-    bounds = lower_bounds(problem)
+    bounds = lower_bounds(problem)  # of orders without pairs
     named, refused = named_schedules(problem)
     orders: list[tuple[Any, str, Rows]] = []
 
@@ -86,7 +88,7 @@ def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 
         time, better = improve(problem, rows, random, moves // STARTS, share, bounds)
         if time < orders[0][0]:
             orders.insert(0, (time, "moves", better))
-    return _best(problem, named, refused, orders, bounds, perf_counter() - began)
+    return _best(problem, named, refused, orders, bounds, began, until)
 
 
 def _sort(problem: Problem, orders: list[tuple[Any, str, Rows]]) -> None:
@@ -128,7 +130,7 @@ def with_solver(problem: Problem, found: Found, seconds: float, workers: int = 2
     """
     bounds = lower_bounds(problem)
     solved = solve(problem, problem.rows_of(found.schedule), seconds, workers, bounds.best)
-    found, rows = replace(found, bounds=bounds._replace(solver=solved.bound)), solved.rows
+    found, rows = replace(found, bounds=found.bounds and bounds._replace(solver=solved.bound)), solved.rows
     if rows is not None and all(map(problem.fits, rows)) and makespan_of(problem, rows) is not None:
         schedule = problem.schedule(joined(problem, rows))
         solved = replace(solved, makespan=_priced(problem, schedule))
@@ -143,18 +145,24 @@ def _best(
     refused: dict[str, Any],
     orders: list[tuple[Any, str, Rows]],
     bounds: Bounds,
-    seconds: float,
+    began: float,
+    until: float,
 ) -> Found:
-    """Return the best order by simulation: a named one if none is faster."""
+    """Return the best order by simulation: a named one if none is faster; where pairs have a time, with pairs."""
     times = {schedule.name: _priced(problem, schedule) for schedule in named}
     found: list[tuple[Any, str, Schedule]] = [(times[schedule.name], "named", schedule) for schedule in named]
     for _, method, rows in sorted(orders, key=lambda each: each[0])[:STARTS]:
         schedule = problem.schedule(joined(problem, rows))
         found.append((_priced(problem, schedule), method, schedule))
+    if problem.costs.pair:
+        limit = max(until, perf_counter() + PAIRING)
+        time, with_pairs = paired([each for _, _, each in found], problem.costs, limit, problem.keeps)
+        found.append((time, "moves", with_pairs))
     time, method, schedule = min(found, key=lambda each: each[0])
     if method == "named" and schedule not in named:  # divided, joined or relabelled
         method = "moves"
-    return Found(schedule, time, method, bounds, times, refused, seconds)
+    known = None if problem.costs.pair else bounds
+    return Found(schedule, time, method, known, times, refused, perf_counter() - began)
 
 
 def _priced(problem: Problem, schedule: Schedule) -> Any:
@@ -181,7 +189,8 @@ def _with_placement(problem: Problem) -> Iterator[Schedule]:
         if (name in builders.LOOPED and loops == 1) or knobs.get("slices") == 1:  # the same as another one
             continue
         try:
-            schedule = build_named(problem.ranks, problem.chunks, **knobs).apart
+            schedule = build_named(problem.ranks, problem.chunks, **knobs)
+            schedule = schedule if problem.costs.pair else schedule.apart
         except ValueError:  # too few chunks for it
             continue
         places = tuple(schedule.placement[stage] for stage in range(schedule.stages))

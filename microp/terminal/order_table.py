@@ -45,6 +45,8 @@ def show(figures: dict[str, Any]) -> None:
 def _bounds(figures: dict[str, Any]) -> str:
     """Return the lower bounds, or why there are none."""
     if not figures["bounds"]:
+        if not figures["unlike"]:
+            return "No lower bound of all orders is known: a pair takes less than its forward and its backward."
         return (
             f"No lower bound of all orders is known: with {figures['unlike']} each order has times of its own, with "
             "which it is priced here."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
+from math import inf
 from random import Random
 
 import pytest
@@ -18,8 +20,9 @@ from microp.orders import (
     solve,
     with_solver,
 )
+from microp.orders.pairing import paired
 from microp.orders.problem import ends_of, makespan_of
-from microp.schedule import builders, validate
+from microp.schedule import Op, Schedule, builders, validate
 from microp.simulator import Costs, simulate
 from microp.trace import makespan
 
@@ -163,3 +166,57 @@ def test_without_or_tools_the_solver_says_what_to_install(monkeypatch):
     monkeypatch.setattr("microp.orders.solver.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"needs OR-Tools: install microp\[plan\]"):
         solve(problem, problem.rows_of(builders.naive(1, 1)), 1)
+
+
+def with_pairs(random: Random, most: int) -> Problem:
+    """A random problem in which pairs take less than their forward and backward, and hops nothing to more."""
+    problem = random_problem(random, most)
+    costs = problem.costs
+    parts = zip(costs.forward, costs.backward, costs.weight, strict=True)
+    times = tuple(min(max(f, b + w) + random.randint(0, 1), f + b + w) for f, b, w in parts)
+    return replace(problem, costs=replace(costs, pair=times))
+
+
+def test_orders_with_pairs_are_valid_within_the_cap_and_never_slower_than_named_ones_with_theirs():
+    random, better = Random(5), 0
+    for _ in range(12):
+        problem = with_pairs(random, 3)
+        found = search(problem, seconds=60, moves=100)
+        validate(found.schedule, problem.memory.cap)
+        assert found.bounds is None
+        assert not found.proven
+        assert found.makespan == makespan(simulate(found.schedule, problem.costs))
+        assert found.makespan <= min(found.named.values(), default=found.makespan)
+        apart = search(replace(problem, costs=replace(problem.costs, pair=())), seconds=60, moves=100)
+        assert found.makespan <= apart.makespan
+        better += found.makespan < apart.makespan
+    assert better >= 3
+
+
+def test_pairs_of_an_order_against_all_choices_of_pairs():
+    """Each set of pairs of small orders: what is chosen one by one is the best but for a few, and close to it there."""
+    random, worse = Random(6), 0
+    for build in (builders.eager_1f1b, builders.zb_h1, builders.one_f_one_b, builders.gpipe) * 6:
+        schedule = build(random.choice((2, 3)), 3)
+        stages = schedule.stages
+        forward, backward, weight = ([random.randint(1, 4) for _ in range(stages)] for _ in range(3))
+        pair = [random.randint(max(f, b + w), f + b + w) for f, b, w in zip(forward, backward, weight, strict=True)]
+        costs = Costs(*map(tuple, (forward, backward, weight)), pair=tuple(pair), latency=random.randint(0, 2))
+        time, found = paired([schedule], costs, inf)
+        assert time == makespan(simulate(validate(found), costs))
+        best = min(least_with_pairs(order, costs) for order in (schedule, replace(found, pairs=frozenset())))
+        worse += time > best
+        assert time <= 1.1 * best
+    assert worse <= 2
+
+
+def least_with_pairs(schedule: Schedule, costs: Costs) -> int:
+    may = [a for row in schedule.ranks for a, b in pairwise(row) if a.op is Op.F and b.op in (Op.B, Op.I)]
+    times = []
+    for chosen in product((False, True), repeat=len(may)):
+        pairs = frozenset(action for action, is_chosen in zip(may, chosen, strict=True) if is_chosen)
+        try:
+            times.append(makespan(simulate(validate(replace(schedule, pairs=pairs)), costs)))
+        except ValueError:  # a pair needs itself
+            continue
+    return min(times)
