@@ -110,19 +110,22 @@ def answer(
     same = rows["batch_size"].nunique() == 1
     value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
     table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
-    first, last = (records(table)[place] for place in (0, -1))
-    fastest = f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}"
-    told = [fastest]
+    told = [f"{spread(records(table)[0], value, unit)}, with a bubble of {spread(records(table)[0], BUBBLE)}"]
     if len(table) > 1 and (noisy := not_ranked(table, value, unit)):
         told = [noisy]
     elif len(table) > 1:
+        calm = table[~table["disturbed"]]  # the others may be slow for another reason
+        left_out = f", without {len(table) - len(calm)} disturbed" if 1 < len(calm) < len(table) else ""
+        calm = calm if len(calm) > 1 else table
+        first, last = (records(calm)[place] for place in (0, -1))
         told = [
-            f"fastest of {len(table)} points{doubts(table, value)}: {first['point']} with {fastest}; slowest: "
-            f"{last['point']} with {spread(last, value, unit)}"
+            f"fastest of {len(calm)} points{left_out}{doubts(calm, value)}: {first['point']} with "
+            f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}; slowest: {last['point']} with "
+            f"{spread(last, value, unit)}"
         ]
-        near = [rows[rows["point"] == point] for point in table["point"][:2]]
+        near = [rows[rows["point"] == point] for point in calm["point"][:2]]
         if all(1 < len(own) == own[LAUNCH].nunique() for own in near):  # else runs differ in other keys
-            verdict = versus(first["point"], near[0], records(table)[1]["point"], near[1], value)
+            verdict = versus(first["point"], near[0], calm["point"].iloc[1], near[1], value)
             told.append(f"the two fastest compared: {verdict}")
     asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
     if reason := unscaled(asked):

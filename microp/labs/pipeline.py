@@ -24,6 +24,7 @@ from microp.trace import bubble_fraction, busy, makespan, screen, timeline
 from microp.worker import launch_ranks
 
 RANKS = 4
+LATE = 1.02  # of the time that is set for a step
 EMULATED = ["device=emulated", "device.per=[row]", "device.forward_ms=0.3125", "device.backward_ms=0.625"]
 EMULATED += ["model.dim=64", "batch_size=64"]  # F lasts 5 ms for the 16 rows of one of 4 microbatches
 TAKES = ("ranks", "chunks", "steps", "warmup_steps", *ON_RANKS, "engine", "partition", "replicas", "activation_limit")
@@ -36,7 +37,8 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
 
     Args:
         text, arguments: as of `typed_job`.
-        lesson: what to see, the last line; it may name K-1, M+K-1, M, 4M+K-1 and 4M by their places, {0} to {4}.
+        lesson: what to see, the last line; it may name K-1, M+K-1, M, and the last two for another M, by their places,
+            {0} to {4}.
 
     Returns:
         two lists over the ranks: `utilisation`, the share of the step in which the rank computed, and
@@ -69,8 +71,15 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
         start = f"rank {rank:{len(str(job.ranks - 1))}}  busy {share:4.0%} "
         print(bar(start, share, 1, f"  {end:{max(map(len, kept))}}"))
     idle, chunks = job.ranks - 1, job.schedule.chunks
-    numbers = idle, chunks + idle, chunks, 4 * chunks + idle, 4 * chunks
+    other = 4 * chunks if 4 * chunks <= job.batch_size else max(1, chunks // 4)
+    numbers = idle, chunks + idle, chunks, other + idle, other
     form = summary["bubble"]["closed_form"]
+    usual = idle / (idle + (1 if lab == "naive" else chunks))
+    if form is None or abs(form - usual) > 1e-9 or job.checkpointing.segments:
+        lesson = "The lesson of this lab, without such words, is about equal ranks, free hops and no recomputation."
+    if (nominal := summary["nominal"]) and nominal["step"] > LATE:
+        late = f"{summary['overruns']} of {summary['actions']} actions took longer than their time"
+        lesson += f"\nThe machine was busy: {late}, and a step {nominal['step']:.2f} times its own."
     formula = "" if form is None else f", {form:.1%} by the formula"
     driver = summary["utilisation"]
     said = f"; utilisation by nvidia-smi: {mean(driver['nvidia_smi']):.0f} %" if driver else ""
@@ -81,7 +90,9 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
 def _about_times(job: Job, device: EmulatedSettings) -> str:
     """Return how long the actions of an emulated device last."""
     costs = nominal_costs(device, job.workload)
-    full = [sum(parts) for parts in zip(costs.backward, costs.weight or [0] * job.ranks, strict=True)]
+    nothing = [0] * job.ranks
+    parts = zip(costs.backward, costs.weight or nothing, costs.recompute or nothing, strict=True)
+    full = list(map(sum, parts))
     forward, backward = (" or ".join(f"{time:.4g}" for time in sorted({*times})) for times in (costs.forward, full))
     rows = f"of {job.mean_rows:g} rows, and half of that for half the rows" if "row" in device.per else "of any size"
     return (

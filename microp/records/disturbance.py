@@ -38,7 +38,8 @@ class Disturbance(NamedTuple):
 
 DISTURBANCES = {
     "spread": f"from p10 to p90 the steps spread over more than {100 * WIDE_STEPS:.0f} % of their median",
-    "load": "processes that wanted a core (load average), more than the cores or the ranks, whichever are more",
+    "load": "processes that wanted a core (load average), more than the cores or the ranks, whichever are more (not of "
+    f"emulated devices whose steps took at most {OVER_NOMINAL} times their nominal time)",
     "shared": "ranks shared a GPU (device.share=true): they took turns and sent through the host's memory",
     "parallel": "other points of its sweep ran at the same time on the same cores (parallel=true)",
     "overruns": "more than one action in a hundred took longer than its nominal time, so they measure the machine and "
@@ -58,7 +59,8 @@ def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Dis
         found.append(Disturbance("spread", f"spread {100 * spread:.0f} %"))
     loads = [value for value in (env.get("load") or {}).values() if value is not None]
     ranks = summary["ranks"] * summary["replicas"]
-    if loads and max(loads) > max(env.get("cores") or 1, ranks) + MARGIN:
+    is_nominal = (nominal := summary.get("nominal")) is not None and nominal["step"] <= OVER_NOMINAL
+    if loads and max(loads) > max(env.get("cores") or 1, ranks) + MARGIN and not is_nominal:
         found.append(Disturbance("load", f"load {max(loads):.1f}"))
     if summary.get("shared_gpu"):
         found.append(Disturbance("shared", "shared GPU"))
@@ -66,7 +68,7 @@ def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Dis
         found.append(Disturbance("parallel", "parallel"))
     if (overruns := summary.get("overruns") or 0) > FEW_OVERRUNS * (summary.get("actions") or 0):
         found.append(Disturbance("overruns", f"{overruns} overrun{'' if overruns == 1 else 's'}"))
-    if (nominal := summary.get("nominal")) and nominal["step"] > OVER_NOMINAL:
+    if nominal and not is_nominal:
         share = f"{100 * nominal['work']:.0f} % real work"
         found.append(Disturbance("nominal", f"{nominal['step']:.3f} x nominal, {share}"))
     return found

@@ -173,7 +173,7 @@ def stage_bytes(
     rebuilt = (activation - past) / count if count else 0.0  # what was kept of a slice is free when it is there again
     shared = 0.0 if count else stage[-1].shared  # the part of the output that the last layer keeps too
     stays = leaving if holds.mailboxes else 0.0
-    backward = partial(_backward, segments, count, stays)
+    backward = partial(_backward, segments, count, stays, split and not leaving)
     sending = shared if holds.messages else 0.0
     return StageBytes(
         kept=sum(segment[0].boundary for segment in segments) + past if count else activation,
@@ -226,6 +226,7 @@ def _backward(
     segments: Sequence[Sequence[LayerBytes]],
     recomputed: int,
     stays: float,
+    from_loss: bool,
     whole: bool,
     sent: float = 0,
     is_first: bool = False,
@@ -239,6 +240,8 @@ def _backward(
         segments: the layers of each segment.
         recomputed: the number of segments of which the forward has kept only the input; 0: it kept everything.
         stays: the bytes of the output's gradient if it keeps its memory when its segment's backward has ended.
+        from_loss: whether it is divided, and of the stage with the loss: then no gradient of an output lives beside
+            that of a layer, and what two layers share counts once, though the later one's W keeps it too.
         whole: whether it is undivided although others are divided.
         sent: the bytes of the output that its send still holds when its own backward begins.
         is_first: whether it makes the gradients of the weights, which stay.
@@ -249,7 +252,9 @@ def _backward(
             freed -= _activation(segment) - segment[0].boundary - sum(layer.past for layer in segment)
         for index in reversed(range(len(segment))):
             layer, kept_by = segment[index], segment[index - 1].shared if index else 0
-            peak = max(peak, (layer.in_full if whole else layer.in_backward) - freed)
+            is_inner = from_loss and segment is segments[-1] and index + 1 < len(segment)
+            twice = min(layer.shared, segment[index + 1].pending) if is_inner else 0
+            peak = max(peak, (layer.in_full if whole else layer.in_backward) - freed - twice)
             freed += layer.activation - kept_by - (0 if whole else layer.pending) - layer.returned
             freed -= sent + (layer.weights if is_first else 0)
             sent = 0

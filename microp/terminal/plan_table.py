@@ -49,7 +49,8 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) 
         Column("binds", binds, importance=40, about="binds: what keeps a plan from being faster."),
     ]
     show_columns(out, columns, "outputs/plans")
-    rest = "every other plan is slower than one of these, and no smaller"
+    rest = "every other plan that was tried is slower than one of these, and no smaller; a balanced partition is tried "
+    rest += "only where it is fastest within memory_gib, so a tighter one can find others"
     first = f"Each plan is slower and smaller than the one above it; {rest}."
     paragraph(out, first if any(largest) else "The memory of layers is not known: this is the fastest plan.")
     out.print(f"\nrun   {run} plan1", soft_wrap=True, markup=False)

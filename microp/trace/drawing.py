@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -30,6 +31,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home 
 WIDTH = 6.4  # inches: the text of a page
 ENDINGS = "svg", "pdf", "png"
 DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
+EDGE = 0.15  # of a bar's length: its white edge, which would cover short ones
 POINTS = 9.5  # the size of text: that of the figures in analysis
 LETTER = 0.64  # the width of a letter of a name, relative to its size
 TEXT: dict[Any, Any] = {
@@ -129,6 +131,9 @@ def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction
     begin = min(span.start for span in spans)
     until = _length(spans, sums) if until is None else until
     letters = 0.85 * axis.figure.get_figwidth() * 72 / (LETTER * POINTS)  # along the whole axis
+    width = axis.figure.get_figwidth() * 72  # in points
+    lengths = [float(span.end - span.start) / float(until) * width for span in spans]
+    edge = min(1.0, EDGE * median(lengths))
     for rank, _, start, end in sums:
         place = (float(start - begin) / unit, float(end - start) / unit)
         axis.broken_barh([place], (rank + 0.4, 0.1), facecolor=REDUCTION, edgecolor="white", linewidth=0.5)
@@ -137,7 +142,7 @@ def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction
         stages = sorted({span.stage for span in row})
         bars = [(float(span.start - begin) / unit, float(span.end - span.start) / unit) for span in row]
         colours = [COLOURS[span.op][shade(span.stage, stages)] for span in row]
-        axis.broken_barh(bars, (rank - 0.4, 0.8), facecolors=colours, edgecolor="white")
+        axis.broken_barh(bars, (rank - 0.4, 0.8), facecolors=colours, edgecolor="white", linewidth=edge)
     needed = len(str(max(span.microbatch for span in spans))) + 0.25
     has_room = [float(span.end - span.start) / float(until) * letters >= needed for span in spans]
     for span, is_numbered in zip(spans, named([span.op for span in spans], has_room), strict=True):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 
 import pytest
 import training
+from threads import in_threads
 from user import microp, ran
 
 from microp.commands.pricing import Price
@@ -156,6 +158,18 @@ def test_predicted_memory_is_what_a_run_measures(comms, whole, tmp_path):
     for number, (words, config) in enumerate(zip(cases, configs, strict=True)):
         peaks = [measured[rank][number] for rank in range(2)]
         assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.02), words
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_v"])
+def test_predicted_memory_of_large_microbatches_is_exact_where_backwards_are_divided(schedule):
+    """Without a transport's mailboxes, where activations are most of the memory: the peak lies in an I."""
+    words = [f"schedule={schedule} model.dim=64 batch_size=4096 chunks=8 checkpointing={mode}" for mode in MODES]
+    configs = [composed(f"{each} ranks=2 comms=threads device.threads=1") for each in words]
+    jobs = list(map(make_job, configs))
+    measured = in_threads(2, lambda comms: training.peak_memory(jobs, jobs[0], comms, 0, Path()))
+    for number, config in enumerate(configs):
+        peaks = [measured[rank][number] for rank in range(2)]
+        assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.001), config.checkpointing
 
 
 def test_predicted_memory_of_replicas_has_their_buckets(tmp_path):
