@@ -34,7 +34,7 @@ from microp.config import (
     with_profiles,
 )
 from microp.points.hydra_callbacks import PointsCallback, chooses_points, refuse, stop_for
-from microp.system import CONF, see_current_folder
+from microp.system import CONF, leave_reader, see_current_folder
 from microp.terminal import console
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -99,6 +99,8 @@ def _guarded(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
             raise  # the sweeper's trial fails
         except RunError:
             raise
+        except BrokenPipeError:
+            raise SystemExit(leave_reader()) from None  # of an error Hydra would print the overrides
         except Exception as error:
             raise stop_for(error) from error
 

@@ -3,7 +3,15 @@
 It imports no other package of microp.
 """
 
-from microp.system.command_line import CommandParser, flatten, override, redact_values, redact_words, run_command
+from microp.system.command_line import (
+    CommandParser,
+    flatten,
+    leave_reader,
+    override,
+    redact_values,
+    redact_words,
+    run_command,
+)
 from microp.system.machine import (
     BYTES,
     GIB,

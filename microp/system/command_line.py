@@ -53,9 +53,15 @@ def run_command(command: Callable[[], Any]) -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = _INTERRUPTED
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        code = os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()) and 0
+    except BrokenPipeError:
+        code = leave_reader()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def leave_reader() -> int:
+    """Write what is left of the output nowhere, as its reader, such as `head`, has seen enough; return 0."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def override(key: str, value: object) -> str:
