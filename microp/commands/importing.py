@@ -31,8 +31,9 @@ ROWS = 32  # the most ranks of a timeline
 BUBBLES = {"gpipe, idle / total": trace.bubble_fraction, "megatron, idle / ideal": trace.megatron_bubble}
 BUBBLES["zero bubble, idle / longest span of a rank"] = trace.zero_bubble_rate
 ENGINES = """torchtitan runs it with
-  --parallelism.pipeline_parallel_schedule _PipelineScheduleRuntime --parallelism.pipeline_parallel_schedule_csv {0}
-torch by _load_csv of that class, microp with schedule=file schedule.path={0}; Megatron, DeepSpeed only their own"""
+  --parallelism.pipeline_parallel_schedule {1} --parallelism.pipeline_parallel_schedule_csv {0}
+(as read in its source: that schedule places the stages; not tried), torch by _load_csv of
+_PipelineScheduleRuntime, microp with schedule=file schedule.path={0}; Megatron, DeepSpeed only their own"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,6 +62,14 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1_000_000:
         raise argparse.ArgumentTypeError(f"{text}: give numbers from 1")
     return int(text)
+
+
+def _torch_class(order: Schedule) -> str:
+    """Return torch's schedule that places stages on ranks as this order: one a rank, in a V, or in loops."""
+    ranks, places = len(order.ranks), order.placement
+    if order.stages == ranks:
+        return "1F1B"
+    return "ZBVZeroBubble" if places[ranks] == ranks - 1 else "Interleaved1F1B"
 
 
 def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) -> tuple[Schedule, Sequence[int]]:
@@ -131,7 +140,8 @@ def _import(options: argparse.Namespace) -> None:
         print(*(f"  assumed: {note}" for note in usual + assumed), sep="\n")
     if options.csv:
         write_text(options.csv, to_torch_csv(order))
-        print(f"{options.csv}: {order.stages} stages, {order.chunks} microbatches; {ENGINES.format(options.csv)}")
+        engines = ENGINES.format(options.csv, _torch_class(order))
+        print(f"{options.csv}: {order.stages} stages, {order.chunks} microbatches; {engines}")
 
 
 def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) -> None:
