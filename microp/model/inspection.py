@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
+from itertools import accumulate
+from operator import or_
 from typing import Any
 
 import torch
@@ -203,10 +205,17 @@ def _tied(made: Layers) -> tuple[TiedWeight, ...]:
 
 
 def _kinds(layers: Sequence[nn.Module], entered: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return, for each layer, the index of the first one that equals it; the first and the last are of their own."""
+    """Return, for each layer, the index of the first one that equals it; the first and the last are of their own.
+
+    Layers before which none is trained do not equal others: they need no gradient of their input.
+    """
     known: dict[Any, int] = {}
     ends = (0, len(layers) - 1)
-    forms = [(tuple(_form(layer)), shape) for layer, shape in zip(layers, entered, strict=True)]
+    reached = accumulate((bool(trained(layer)) for layer in layers[:-1]), or_, initial=False)
+    forms = [
+        (tuple(_form(layer)), shape, is_reached)
+        for layer, shape, is_reached in zip(layers, entered, reached, strict=True)
+    ]
     return tuple(index if index in ends else known.setdefault(forms[index], index) for index in range(len(layers)))
 
 

@@ -11,13 +11,16 @@
                         B  x ═ layer ═ layer ═►                 the segment before it
 
 Checkpointing is one number per microbatch: the number of segments of the stage that are
-recomputed in the backward (0: none, everything is kept; 1: the whole stage at once).
+recomputed in the backward (0: none, everything is kept; 1: the whole stage at once). What lies before the first
+layer that is trained keeps nothing, has no backward and is not run again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
+from operator import or_
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -32,7 +35,7 @@ from microp.model.division import choose_division, undivided_text
 from microp.model.fake import memory_of
 from microp.model.randomness import GENERATOR, Reseeded, random_parts
 from microp.model.slices import Sliced
-from microp.model.split_backward import Deferred, SplitBackward, run_backward, run_together
+from microp.model.split_backward import Deferred, SplitBackward, run_backward, run_together, trained
 from microp.settings import AS_WRITTEN, Checkpointing, Computing
 
 
@@ -66,6 +69,7 @@ class Stage:
         loss: on the model's last stage, (output, targets) -> mean loss.
         divided: the microbatches whose backward is divided into I and W.
         slices: the number of units, along the sequence, that a microbatch is; a microbatch is a unit then.
+        is_reached: whether a layer before the stage is trained, so that the gradient of the stage's input is wanted.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Stage:
         computing: Computing = AS_WRITTEN,
         device: torch.device | str = "cpu",
         slices: int = 1,
+        is_reached: bool = True,
     ) -> None:
         self.layers = nn.ModuleList(layers)
         self.losses: dict[int, Tensor] = {}  # microbatch -> its mean loss, on the last stage
@@ -91,7 +96,8 @@ class Stage:
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
         self._random = list(random_parts(self.layers))
         self._sliced = [part for part in self.layers.modules() if isinstance(part, Sliced)] if slices > 1 else []
-        self._slices = slices
+        self._slices, self._is_reached = slices, is_reached
+        self._entered: dict[int, tuple[torch.Size, torch.dtype]] = {}  # microbatch -> the form of an input without one
         for sliced in self._sliced:
             sliced.divide_rows(slices)
         # Ranks may be threads, which share the generators.
@@ -141,10 +147,13 @@ class Stage:
 
     def _cut_layers(self) -> None:
         self._cuts: dict[int, list[list[nn.Module]]] = {}
+        self._reached: dict[int, list[bool]] = {}  # whether a gradient is wanted of what enters a segment, or leaves
         for count in set(self._segments):
             shares = np.array_split(range(len(self.layers)), min(max(count, 1), len(self.layers)))
             cut = [[self.layers[index] for index in share] for share in shares]
             self._cuts[count] = [[compile_segment(modules)] for modules in cut] if self._computing.compile else cut
+            is_trained = (any(map(trained, modules)) for modules in cut)
+            self._reached[count] = [*accumulate(is_trained, or_, initial=self._is_reached)]
         self.load(self.batch)
 
     def load(self, batch: Batch) -> None:
@@ -185,6 +194,7 @@ class Stage:
             computing=self._computing,
             device=self._device,
             slices=self._slices,
+            is_reached=self._is_reached,
         )
 
     def tensors(self) -> Iterator[Tensor]:
@@ -205,11 +215,16 @@ class Stage:
         if x is None:
             assert self.batch.inputs is not None
             x = self.batch.inputs[microbatch]
+        elif not self._is_reached:
+            self._entered[microbatch] = x.shape, x.dtype
         given = x
         count = self._segments[microbatch]
         held = self.kept[microbatch] = []
-        for segment in range(len(self._cuts[count])):
-            if count:
+        for segment, is_reached in enumerate(self._reached[count][1:]):
+            if not is_reached:
+                with torch.no_grad():
+                    x = self._run(microbatch, segment, x)
+            elif count:
                 held.append(_Held(segment, x, None, True))
                 with torch.no_grad():
                     x = self._run(microbatch, segment, x)
@@ -236,7 +251,7 @@ class Stage:
         `gradient` is that of the output; None on the last stage, whose output is the loss.
 
         Returns:
-            The gradient of the stage's input, in memory of its own; None on the first stage.
+            The gradient of the stage's input, in memory of its own, zeros if nobody uses it; None on the first stage.
 
         Raises:
             ValueError: the loss is not one number.
@@ -257,19 +272,21 @@ class Stage:
                 root = _root_of(output)
                 del output  # frees its memory, which the backward does not need
                 self.recomputations += (start, self._mark())
-            # 2. nothing from here to the model's input is trained
-            if root is None:
+            # 2. the full backward
+            if root is None:  # of layers whose weights are frozen
                 current = None
-            # 3. the full backward
             elif self._split is None or microbatch not in self._deferred:
                 run_backward(root, current)
                 current = leaf.grad
-            # 4. or B alone, which leaves the weights' gradients for W
+            # 3. or B alone, which leaves the weights' gradients for W
             else:
                 current = self._deferred[microbatch].backward(root, current, leaf, self._split)
             if current is None and root is not None and leaf.requires_grad:  # the layers do not use their input
                 current = torch.zeros_like(leaf)
         del self.kept[microbatch]
+        if microbatch in self._entered:
+            shape, dtype = self._entered.pop(microbatch)
+            return torch.zeros(shape, dtype=dtype, device=self._device)
         return current if current is None or given is None else _apart(current, given)
 
     def _loss_gradient(self, microbatch: int) -> Tensor:
@@ -303,7 +320,8 @@ class Stage:
     def _tape(self, microbatch: int, segment: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Run a segment and record its graph; return the leaf that will hold x's gradient, and the output."""
         is_data = self.batch.inputs is not None and x is self.batch.inputs[microbatch]
-        leaf = x.detach().requires_grad_(x.is_floating_point() and not is_data)
+        is_reached = self._reached[self._segments[microbatch]][segment] and not is_data
+        leaf = x.detach().requires_grad_(x.is_floating_point() and is_reached)
         return leaf, self._run(microbatch, segment, leaf)
 
     def _run(self, microbatch: int, segment: int, x: Tensor) -> Tensor:

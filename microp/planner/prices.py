@@ -245,11 +245,12 @@ class EstimatedPrices(Prices):
         if not self.is_known:
             unit = sum(times) / len(times) / rows or 1.0
             times = [time / unit for time in times]
+        backwards = [time if layer > model.first_trained else 0.0 for layer, time in enumerate(times)]
         weights = [0.0 if layer in model.frozen else time for layer, time in enumerate(times)]
         link = getattr(device, "link_gb_per_s", None)
         return LayerPrices(
             self.source,
-            [LayerTimes(time, time, weight, time + weight, time) for time, weight in zip(times, weights, strict=True)],
+            [LayerTimes(*each, sum(each[1:]), each[0]) for each in zip(times, backwards, weights, strict=True)],
             device=device,
             latency=hop,
             boundary=self._entering(min(1, model.layers - 1), rows) if link else 0,

@@ -85,6 +85,11 @@ class ModelSettings(ABC):
         """The layers that have no weight that is trained."""
         return ()
 
+    @property
+    def first_trained(self) -> int:
+        """The first layer with a weight that is trained: those before it have no backward."""
+        return next(layer for layer in range(self.layers + 1) if layer not in self.frozen)
+
     vocabulary = BYTES  # the number of different tokens; a class may have it as a key
 
     @abstractmethod

@@ -263,7 +263,8 @@ def costs_of(
 
     Args:
         layers: the times of every layer of the model, in order, once for each of the schedule's copies of it.
-        schedule: the order; a stage without divided backwards takes `full` for its B.
+        schedule: the order; a stage without divided backwards takes `full` for its B, and one whose layers have no
+            backward at all runs none again.
         fixed: the part of an action's time that does not depend on its layers; one for all stages, or one for each.
         latency: the part of a hop that does not depend on the tensor's size, as in `Costs`.
         boundary: the bytes of the tensor that enters each stage.
@@ -279,17 +280,20 @@ def costs_of(
             f"partition {list(sizes)} does not cut {len(layers)} layers into the schedule's {schedule.stages} stages"
         )
     fixed_times = [fixed] * len(sizes) if isinstance(fixed, LayerTimes) else fixed
+    stages = [layers[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
     times = [
-        LayerTimes(*map(sum, zip(fixed_time, *layers[end - size : end], strict=True)))
-        for fixed_time, end, size in zip(fixed_times, accumulate(sizes), sizes, strict=True)
+        LayerTimes(*map(sum, zip(fixed_time, *stage, strict=True)))
+        for fixed_time, stage in zip(fixed_times, stages, strict=True)
     ]
     divided = {stage for stage, _ in schedule.input_gradients}
+    backwards = (sum(layer.full for layer in each) for each in stages)
+    again = (time.recompute if backward else 0 for time, backward in zip(times, backwards, strict=True))
     return Costs(
         forward=tuple(time.forward for time in times),
         backward=tuple(time.backward if stage in divided else time.full for stage, time in enumerate(times)),
         weight=tuple(time.weight if stage in divided else 0 for stage, time in enumerate(times)) if divided else (),
         full=tuple(time.full for time in times) if divided else (),
-        recompute=tuple(time.recompute for time in times) if checkpointing.segments else (),
+        recompute=tuple(again) if checkpointing.segments else (),
         spared=checkpointing.spared(schedule.units) if checkpointing.segments else (),
         shares=even_shares(schedule),
         latency=latency,

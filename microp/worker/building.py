@@ -45,6 +45,7 @@ def build_stages(
             job.computing,
             device.torch_device,
             job.schedule.slices,
+            layers[0] > job.model.first_trained,
         )
         examples = [model.sample(index, 2, job.computing).to(device.torch_device) for index in layers]
         stages[stage].divide(examples, layers)

@@ -177,7 +177,17 @@ class _StageTimer:
         self._model, place = build_model(job.model), device.torch_device
         layers = [layer.to(place) for layer in self._model.build(self._indices, job.seed)]
         split, loss = range(CHUNKS) if divided else (), self._model.loss if self._last else None
-        self._stage = Stage(layers, loss, NEVER, CHUNKS, split, device.mark, job.computing, place)
+        self._stage = Stage(
+            layers,
+            loss,
+            NEVER,
+            CHUNKS,
+            split,
+            device.mark,
+            job.computing,
+            place,
+            is_reached=self._indices[0] > job.model.first_trained,
+        )
 
     def medians(self, rows: Sequence[int], until: float) -> dict[int, dict[str, float]]:
         """Return the median milliseconds of each op by number of rows."""

@@ -8,7 +8,7 @@ from one_process import assert_equal, by_processes, by_threads
 from own_model import own_job, partly_frozen, settings_of
 
 from microp.schedule import of_sizes, validate
-from microp.schedule.builders import one_f_one_b, two_bp, zb_h1, zb_h2, zb_v
+from microp.schedule.builders import gpipe, one_f_one_b, two_bp, zb_h1, zb_h2, zb_v
 
 CASES = [  # schedule, sizes, the stages that train nothing, the layers that are frozen
     (zb_h1(2, 1), (3, 6), (1,), (3, 9)),
@@ -21,6 +21,11 @@ CASES = [  # schedule, sizes, the stages that train nothing, the layers that are
     (two_bp(3, 2), (2, 3, 4), (1,), (2, 5)),
     (zb_v(2, 3), (2, 1, 3, 3), (1, 2), (2, 6)),
     (zb_v(2, 5), (3, 2, 1, 3), (2,), (5, 6)),
+    (gpipe(2, 3), (4, 5), (0,), (0, 4)),  # from the first layer on: nothing is kept, no backward is run
+    (one_f_one_b(3, 4), (2, 3, 4), (0, 1), (0, 6)),
+    (zb_h1(3, 4), (3, 3, 3), (0, 1), (0, 7)),
+    (zb_h1(3, 4), (3, 3, 3), (0,), (0, 4)),
+    (zb_v(2, 3), (2, 1, 3, 3), (0, 1), (0, 4)),
 ]
 
 

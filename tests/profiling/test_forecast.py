@@ -165,7 +165,13 @@ def test_a_forward_takes_its_operations_or_its_bytes():
     frozen = EstimatedPrices(EstimateSettings("estimate", 1, 1.0, 1e6), settings_of(partly_frozen, frozen=3, stop=6))
     costs = frozen.costs(Workload(builders.zb_h1(3, 1), (3, 3, 3), (ROWS,), NEVER))
     assert costs.weight == pytest.approx((costs.forward[0], 0, costs.forward[2]))
-    assert costs.full == pytest.approx((2 * costs.forward[0], costs.forward[1], 2 * costs.forward[2]))
+    assert costs.full[1:] == pytest.approx((costs.forward[1], 2 * costs.forward[2]))
+    assert 1.999 * costs.forward[0] < costs.full[0] < 2 * costs.forward[0]  # the first layer's input has no gradient
+    tuned = EstimatedPrices(EstimateSettings("estimate", 1, 1.0, 1e6), settings_of(partly_frozen, frozen=0, stop=4))
+    checkpointed = Workload(builders.gpipe(3, 1), (3, 3, 3), (ROWS,), Checkpointing("always", 1, False))
+    costs = tuned.costs(checkpointed)  # of the second stage one layer is frozen, one has no input gradient
+    assert costs.recompute == pytest.approx((0, costs.forward[1], costs.forward[2]))
+    assert costs.backward == pytest.approx((0, costs.forward[1], 2 * costs.forward[2]))
     units = EstimatedPrices(DeviceSettings("cpu", 1), MLP)
     assert not units.is_known
     assert sum(units.costs(workload).forward) == pytest.approx(4 * ROWS)
