@@ -360,6 +360,6 @@ def _read_kept(question: str) -> dict[int, LayerMemory] | None:
 
 
 def _as_memory(weights: int, *values: Any) -> LayerMemory:
-    *sizes, later, common = values
+    *sizes, later, common, is_idle = values
     slices = tuple(_as_memory(*each) for each in later)
-    return LayerMemory._make([weights, *(Size(*size) for size in sizes), slices, common])
+    return LayerMemory._make([weights, *(Size(*size) for size in sizes), slices, common, is_idle])

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from math import ceil, prod
+from weakref import ref
 
 import torch
 
@@ -62,6 +63,18 @@ def probe_layers(
     return [measured[kind] for kind in settings.kinds]
 
 
+class _Watched:
+    """Tells how many bytes of a tensor are still in use by others."""
+
+    def __init__(self, tensor: torch.Tensor | None) -> None:
+        self._storage = None if tensor is None else ref(tensor.untyped_storage())
+
+    @property
+    def bytes(self) -> int:
+        storage = self._storage() if self._storage else None
+        return storage.nbytes() if storage is not None else 0
+
+
 class _Probe:
     """One layer, built as a stage of its own to run microbatches under a memory meter."""
 
@@ -96,7 +109,7 @@ class _Probe:
         for less, much in zip(self._send(fewer), self._send(more), strict=True):
             slopes = [(low, (high - low) / (more - fewer)) for low, high in zip(less, much, strict=True)]
             sizes = [Size(low - slope * fewer, slope) for low, slope in slopes]
-            memory = LayerMemory._make([self._weights, *sizes[1:], (), 0])
+            memory = LayerMemory._make([self._weights, *sizes[1:-1], (), 0, much.is_idle])
             slices.append(memory._replace(products=Size(much.products)))
         masks = [part.past.mask for part in self._layer.modules() if isinstance(part, Sliced) and self._slices > 1]
         common = max((mask.nbytes for mask in masks if mask is not None), default=0)
@@ -106,7 +119,16 @@ class _Probe:
         """Run microbatches of `rows` rows and return the memory of one, slice by slice, that adds to gradients."""
         count = self._slices
         split = range(2 * count) if self._split else ()
-        subject = Stage([self._layer], self._loss, NEVER, 3 * count, split, computing=self._computing, slices=count)
+        subject = Stage(
+            [self._layer],
+            self._loss,
+            NEVER,
+            3 * count,
+            split,
+            computing=self._computing,
+            slices=count,
+            is_reached=self._index > self._settings.first_trained,
+        )
         sample = None if self._is_fake else self._model.sample(self._index, 2, self._computing)
         subject.divide([sample], [self._index])
         inputs, targets = (
@@ -117,20 +139,30 @@ class _Probe:
         small = self._small_products(rows) if split else 0
         meter = MemoryMeter(subject.tensors())
         found: dict[int, LayerBytes] = {}
+        entries: dict[int, _Watched] = {}
         with meter:
             for first in (0, count):
                 for unit in range(first, first + count):
                     before = meter.peak_bytes = meter.bytes
-                    output = subject.forward(unit, self._input(rows))
+                    entered = self._input(rows)
+                    output = subject.forward(unit, entered)
                     sent, with_output = output.nbytes, meter.bytes
                     del output
                     shared = 0 if self._loss else sent - (with_output - meter.bytes)
-                    found[unit - first] = NOTHING._replace(activation=meter.bytes - before, shared=shared)
+                    entries[unit] = _Watched(entered)
+                    del entered
+                    found[unit - first] = NOTHING._replace(
+                        activation=meter.bytes - before, shared=shared, input_kept=entries[unit].bytes
+                    )
                 for unit in reversed(range(first, first + count)):
                     own = found[unit - first]
                     before = meter.peak_bytes = meter.bytes
-                    subject.backward(unit, None if self._loss else self._entering(rows, self._index + 1))
+                    gradient = None if self._loss else self._entering(rows, self._index + 1)
+                    subject.backward(unit, gradient)
+                    given = _Watched(gradient)
+                    del gradient
                     in_backward, left = meter.peak_bytes - before, meter.bytes - before + own.activation
+                    input_pending, gradient_pending = entries[unit].bytes, given.bytes
                     meter.peak_bytes = with_pending = meter.bytes
                     if split:
                         subject.weight_gradient(unit, None)
@@ -142,6 +174,8 @@ class _Probe:
                         in_backward=in_backward,
                         in_weight=in_weight - products,
                         products=products,
+                        input_pending=input_pending,
+                        gradient_pending=gradient_pending,
                     )
             undivided = self._send_undivided(subject, meter, rows)
         subject.layers.zero_grad()
@@ -155,6 +189,7 @@ class _Probe:
                 past=past,
                 in_full=full,
                 frozen=self._frozen,
+                is_idle=self._index < self._settings.first_trained,
             )
             for at, (forward, past, full) in enumerate(undivided)
         ]

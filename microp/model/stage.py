@@ -52,11 +52,14 @@ class Batch(NamedTuple):
     first: int = 0  # the index of this replica's first microbatch in the whole batch
 
 
+_NOTHING = torch.empty(0)
+
+
 class _Held(NamedTuple):
     """One segment of one microbatch between its forward and its backward."""
 
     segment: int
-    input: Tensor  # the tensor that entered it
+    input: Tensor  # the tensor that entered it; nothing if it is neither recomputed nor has a gradient
     root: GradientEdge | None  # its output's node in the graph; None if it is recomputed, or has no gradient
     is_recomputed: bool
 
@@ -230,7 +233,7 @@ class Stage:
                     x = self._run(microbatch, segment, x)
             else:
                 leaf, x = self._tape(microbatch, segment, x)
-                held.append(_Held(segment, leaf, _root_of(x), False))
+                held.append(_Held(segment, leaf if leaf.requires_grad else _NOTHING, _root_of(x), False))
         x = _apart(x.detach(), given)
         if self._loss is not None:
             self.losses[microbatch] = x

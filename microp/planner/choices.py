@@ -175,7 +175,8 @@ class Pricer:
         workload = self._workload(choice, schedule)
         uneven = workload.rows if len(set(workload.rows)) > 1 else ()
         order = choice.schedule, len(schedule.ranks), choice.chunks, choice.knobs
-        key = order, workload.checkpointing.spared(choice.chunks), uneven
+        policy = workload.checkpointing
+        key = order, policy.spared(choice.chunks) if policy.segments else None, uneven
         ranks = Ranks(workload, memory, self.subject.batch_bytes(self._share(choice)), self._counts.get(key))
         self._counts[key] = ranks.counts
         return ranks

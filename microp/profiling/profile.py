@@ -169,6 +169,9 @@ class Profile:
         return float(np.interp(rows, self.rows, factors))
 
 
+_LATER = ("input_pending", "gradient_pending")
+
+
 def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_least: float = 0.0) -> float:
     """Return the value at `at`: on the line through the two places around it, or through the nearest two."""
     if len(places) == 1:
@@ -250,4 +253,6 @@ def _read(kind: Any, value: Any) -> Any:
         raise ValueError(f"{value} is no number from 0")
     if kind in (float, int, str):
         return kind(value)
+    if kind is LayerMemory:  # a profile of before these were measured
+        value = {"input_kept": value["boundary"], "is_idle": False, **dict.fromkeys(_LATER, (0, 0)), **value}
     return kind(**{name: _read(hint, value[name]) for name, hint in get_type_hints(kind).items()})

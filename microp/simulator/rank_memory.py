@@ -10,9 +10,16 @@
 
 With slices of the sequence each slice has its own fields, one slice's behind the other's.
 
-A rank runs its row in order, so what it holds at each moment does not depend on any time. Beside activations, the
-transport holds memory: a mailbox keeps its place when a received tensor has left it, a place is taken from when a
-receive is posted, and a tensor that was sent stays until its receiver has used it; see `Holds`.
+A rank runs its row in order, so what it holds at each moment does not depend on any time. The tensors between stages
+count apart from what stages keep. They may lie in the memory of the transport: a mailbox stays from its first tensor
+on, a place is taken from when a receive is posted, and a tensor that was sent stays until its receiver has used it;
+see `Holds`. A tensor between two stages of one rank is kept by both, and counts once.
+
+::
+
+    mailbox         ├──────────────────────────────►      an input that comes from another rank
+    no mailbox         ├─ F ─┬───────────┬────┤           while F runs, and as long as the stage keeps it for B and W
+    the same rank   ├──┴─ F ─┴───────────┴────┤           from the F that made it on
 """
 
 from __future__ import annotations
@@ -34,12 +41,11 @@ from microp.trace import Actions, B, Column, F, I, W
 Floats = NDArray[np.float64]
 FIELDS = StageBytes._fields
 KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_FORWARD, IN_BACKWARD, IN_FULL, IN_WEIGHT = range(9)
-COMING_INPUT, COMING_GRADIENT, SENT_OUTPUT, SENT_GRADIENT, OWN_SEND, FIRST_BACKWARD, FIRST_WEIGHT = range(
-    9, len(FIELDS) - 1
-)
-RETURNED = FIELDS.index("returned")
+INPUT, INPUT_KEPT, INPUT_WHOLE, INPUT_PENDING, GRADIENT, GRADIENT_PENDING = range(9, 15)
+SENT_OUTPUT, SENT_WHOLE, SENT_GRADIENT, BOTH, BOTH_PENDING = range(15, 20)
+OWN_SEND, OWN_KEPT, FIRST_BACKWARD, FIRST_WEIGHT, RETURNED = range(20, len(FIELDS))
 SUMMED = 3  # tensors of a layer's gradients while they are summed over copies: as one, the other copy's, the sum
-_IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, IN_WEIGHT, OWN_SEND, FIRST_BACKWARD, FIRST_WEIGHT]
+_IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, IN_WEIGHT, OWN_SEND, OWN_KEPT, FIRST_BACKWARD, FIRST_WEIGHT]
 
 
 class Part(NamedTuple):
@@ -82,7 +88,8 @@ class Ranks:
         self._depth = len(layers)  # of a copy
         self._slices = schedule.slices
         if known is None:
-            every = held_counts(schedule, holds, checkpointing.spared(schedule.units), rows)
+            spared = checkpointing.spared(schedule.units) if checkpointing.segments else range(schedule.units)
+            every = held_counts(schedule, holds, spared, rows)
             known = list(map(_distinct, every))
         self.counts = known
         numbers = {layer: number for number, layer in enumerate(dict.fromkeys(self._layers))}
@@ -112,7 +119,7 @@ class Ranks:
         stages = self._stages[rank]
         held = float((self.counts[rank] * table[stages]).sum(axis=(1, 2)).max())
         if self._schedule.copies > 1:
-            held = max(held, sum(self._at_sums(sizes, stages)))
+            held = max(held, sum(self._at_sums(sizes, rank, table)))
         return held + sum(state[stage] for stage in stages) + self.batch[rank] + self._common(sizes, stages)
 
     def parts(self, sizes: Sequence[int], rank: int) -> list[Part]:
@@ -124,10 +131,11 @@ class Ranks:
         counts, sums = (
             each[worst].sum(axis=0).reshape(-1, len(FIELDS)).sum(axis=0) for each in (self.counts[rank], held)
         )
-        gradients, summed = self._at_sums(sizes, stages) if self._schedule.copies > 1 else (0.0, 0.0)
-        if gradients + summed > held[worst].sum():  # the peak comes after the last action
+        at_sums = self._at_sums(sizes, rank, table) if self._schedule.copies > 1 else (0.0, 0.0, 0.0)
+        summed = at_sums[-1]
+        if sum(at_sums) > held[worst].sum():  # the peak comes after the last action
             counts, sums = np.zeros(len(FIELDS)), np.zeros(len(FIELDS))
-            sums[GRADIENTS] = gradients
+            sums[[GRADIENTS, INPUT]] = at_sums[:2]
         else:
             summed = 0.0
         ends = list(accumulate(sizes))
@@ -143,17 +151,19 @@ class Ranks:
             *([Part("kept for slices", sums[RETURNED] + self._common(sizes, stages))] if self._slices > 1 else []),
             Part("in a backward", sums[_IN_A_BACKWARD].sum()),
             Part("in a forward", sums[IN_FORWARD]),
-            Part("places for received tensors", sums[COMING_INPUT] + sums[COMING_GRADIENT]),
-            Part("sent tensors that are kept", sums[SENT_OUTPUT] + sums[SENT_GRADIENT]),
+            Part("received tensors", sums[INPUT : GRADIENT_PENDING + 1].sum() + sums[BOTH] + sums[BOTH_PENDING]),
+            Part("sent tensors", sums[SENT_OUTPUT : SENT_GRADIENT + 1].sum()),
             *([Part("the sum of a layer's copies", summed)] if summed else []),
             Part("the batch", self.batch[rank]),
         ]
 
-    def _at_sums(self, sizes: Sequence[int], stages: Sequence[int]) -> tuple[float, float]:
-        """Return a rank's gradients, and what the sum of a layer's over two copies of the model needs beside them."""
-        ends = list(accumulate(sizes))
+    def _at_sums(self, sizes: Sequence[int], rank: int, table: Floats) -> tuple[float, float, float]:
+        """Return a rank's gradients, its mailboxes, and what the sum of a layer's over two copies needs beside them."""
+        ends, stages, boxes = list(accumulate(sizes)), self._stages[rank], 0.0
         weights = [layer.weights for at in stages for layer in self._layers[ends[at] - sizes[at] : ends[at]]]
-        return sum(weights), SUMMED * max(weights)
+        if self._holds.mailboxes:  # they never become fewer
+            boxes = float((self.counts[rank] * table[stages])[..., [INPUT, GRADIENT]].sum(axis=(1, 2)).max())
+        return sum(weights), boxes, SUMMED * max(weights)
 
     def _state_and_bytes(self, sizes: Sequence[int]) -> tuple[list[float], Floats]:
         """Return each stage's state, and its bytes by (stage, field)."""
@@ -176,10 +186,18 @@ class Ranks:
         leaves, kinds = end % self._depth != 0, self._kinds_of(first, end)
         if kinds not in self._of_kinds:
             layers, divides = self._layers[first:end], bool(self._schedule.input_gradients)
-            leaving = self._layers[end].boundary.at(self._rows) if leaves else 0.0
-            slices = [layers, *([layer.later[at] for layer in layers] for at in range(self._slices - 1))]
+            ends = [*layers, *self._layers[end : end + leaves]]
+            slices = [ends, *([layer.later[at] for layer in ends] for at in range(self._slices - 1))]
             every = [
-                stage_bytes(each, self._rows, self._checkpointing, leaving, self._holds, divides) for each in slices
+                stage_bytes(
+                    each[: len(layers)],
+                    self._rows,
+                    self._checkpointing,
+                    each[-1] if leaves else None,
+                    self._holds,
+                    divides,
+                )
+                for each in slices
             ]
             frozen = sum(layer.frozen.fixed for layer in layers)
             self._of_kinds[kinds] = self._state * every[0].gradients + frozen, tuple(chain.from_iterable(every))
@@ -190,19 +208,19 @@ def held_counts(schedule: Schedule, holds: Holds, spared: Collection[int], rows:
     """Yield for each rank the counts by (moment, stage of the rank, field of `StageBytes`).
 
     A microbatch counts by its rows, with a mean of 1. The moments are those after each action, and then those during
-    each action.
+    each action. `spared` are the microbatches that are not recomputed.
     """
     order = order_of(schedule)
     boxes = _Mailboxes(schedule, order.actions, order.source) if holds.mailboxes else None
     shares = np.array(rows, float) * len(rows) / sum(rows)
     is_spared = np.isin(np.arange(schedule.units), list(spared))
     for rank in range(len(schedule.ranks)):
-        counts = _RankCounts(schedule, rank, order.actions, shares)
-        counts.add_activations(is_spared[counts.microbatch])
-        if boxes is not None:
-            boxes.add_to(counts)
+        counts = _RankCounts(schedule, rank, order.actions, shares, is_spared)
+        counts.add_activations()
+        counts.add_inputs(holds)
+        if boxes is not None or holds.messages:
+            _add_receives(counts, boxes, holds)
         if holds.messages:
-            _add_receives(counts, boxes)
             _add_sends(counts)
         held = np.cumsum(counts.changes, axis=0)
         counts.needs[1:] += held[:-1]
@@ -222,39 +240,55 @@ class _RankCounts:
     Attributes:
         part: the rank's actions among those of all ranks.
         firsts: of each stage the first B or W, which makes the gradients of its weights.
+        is_spared: of each action, whether its microbatch is not recomputed.
     """
 
-    def __init__(self, schedule: Schedule, rank: int, actions: Actions, shares: Floats) -> None:
+    def __init__(self, schedule: Schedule, rank: int, actions: Actions, shares: Floats, is_spared: Column) -> None:
         self.schedule, self.rank, self.row = schedule, rank, schedule.ranks[rank]
         first = int(actions.first[rank])
         self.part = slice(first, first + len(self.row))
         self.op, self.stage, self.microbatch = (
             column[self.part] for column in (actions.op, actions.stage, actions.microbatch)
         )
-        stages = schedule.stages_of(rank)
-        self._place, self._share = np.searchsorted(stages, self.stage), shares[self.microbatch]
+        self._stages = np.array(schedule.stages_of(rank))
+        self._place, self._share = np.searchsorted(self._stages, self.stage), shares[self.microbatch]
+        self.is_spared = is_spared[self.microbatch]
         self._fields = self.microbatch % schedule.slices * len(FIELDS)  # where those of the action's slice begin
-        shape = len(self.row), len(stages), schedule.slices * len(FIELDS)
+        shape = len(self.row), len(self._stages), schedule.slices * len(FIELDS)
         self.changes, self.needs = np.zeros(shape), np.zeros(shape)
+        self._turns = np.full((4, len(self._stages), schedule.units), NONE)
+        self._turns[self.op, self._place, self.microbatch] = np.arange(len(self.row))
 
     def add(self, to: Floats, at: Column, of: Column, field: Any, sign: int = 1) -> None:
         """Add to `changes` or `needs` at some actions, for the stages and microbatches `of` some, by their indices."""
         np.add.at(to, (at, self._place[of], self._fields[of] + field), sign * self._share[of])
 
-    def add_activations(self, is_spared: Column) -> None:
+    def _turn(self, of: Column, ops: Sequence[int], step: int = 0) -> Column:
+        """Return the index of the action of these ops, `step` stages after some actions, on their microbatch.
+
+        It is `NONE` if there is none on the rank.
+        """
+        stage = self.stage[of] + step
+        place = np.minimum(np.searchsorted(self._stages, stage), len(self._stages) - 1)
+        turn = np.max([self._turns[op, place, self.microbatch[of]] for op in ops], axis=0)
+        is_here = (self._stages[place] == stage) & (
+            stage // self.schedule.depth == self.stage[of] // self.schedule.depth
+        )
+        return np.where(is_here, turn, NONE)
+
+    def add_activations(self) -> None:
         """Add what actions keep, release and need."""
-        changes, needs, kept = self.changes, self.needs, np.where(is_spared, WHOLE, KEPT)
+        changes, needs, kept = self.changes, self.needs, np.where(self.is_spared, WHOLE, KEPT)
         forward, weight = (np.flatnonzero(self.op == op) for op in (F, W))
         makes = np.flatnonzero((self.op == W) | (self.op == B))
-        divided = np.flatnonzero((self.op == I) & np.isin(self.stage, self.stage[makes]))
+        self._divided = np.flatnonzero((self.op == I) & np.isin(self.stage, self.stage[makes]))
         backward = np.flatnonzero((self.op == B) | (self.op == I))
-        recomputed = backward[~is_spared[backward]]
-        keeps_little = forward[~is_spared[forward]]
+        recomputed = backward[~self.is_spared[backward]]
         for to in (changes, needs):
             self.add(to, forward, forward, kept[forward])
-        self.add(needs, keeps_little, keeps_little, IN_FORWARD)
+        self.add(needs, forward, forward, IN_FORWARD)
         self.add(changes, backward, backward, kept[backward], -1)
-        self.add(changes, divided, divided, PENDING)
+        self.add(changes, self._divided, self._divided, PENDING)
         if self.schedule.slices > 1:
             self.add(changes, backward, backward, RETURNED)
         self.add(needs, recomputed, recomputed, REBUILT)
@@ -267,6 +301,53 @@ class _RankCounts:
         changes[self.firsts, self._place[self.firsts], slices + GRADIENTS] = 1
         fields = np.where(self.op[self.firsts] == W, FIRST_WEIGHT, FIRST_BACKWARD)
         needs[self.firsts, self._place[self.firsts], slices + fields] = 1
+
+    def add_inputs(self, holds: Holds) -> None:
+        """Add the tensors that actions take, but for those in mailboxes and in places for what is to come."""
+        changes, needs, depth = self.changes, self.needs, self.schedule.depth
+        is_backward = (self.op == B) | (self.op == I)
+        forward = np.flatnonzero((self.op == F) & (self.stage % depth > 0))
+        inner = np.flatnonzero(is_backward & (self.stage % depth > 0))
+        backward = np.flatnonzero(is_backward & (self.stage % depth < depth - 1))
+        # 1. the input of F and the gradient of B, while they are made and used; one of this rank since it was made
+        for takers, ops, step, field in ((forward, [F], -1, INPUT), (backward, [B, I], 1, GRADIENT)):
+            made = self._turn(takers, ops, step)
+            near, made = takers[made != NONE], made[made != NONE]
+            if field == INPUT:
+                output = np.where(self.is_spared[made], SENT_WHOLE, SENT_OUTPUT)
+                self.add(changes, made, made, output)
+                self.add(changes, near, made, output, -1)
+            else:
+                self.add(changes, made, near, GRADIENT)
+                self.add(changes, near, near, GRADIENT, -1)
+            if not holds.mailboxes and not holds.messages:
+                far = np.setdiff1d(takers, near)
+                self.add(needs, far, far, field)
+        # 2. what is kept of them for B and for W; not twice what the stage that made it keeps too
+        kept = np.where(self.is_spared, INPUT_WHOLE, INPUT_KEPT)
+        self._keep(forward, [B, I], kept, -1, [F], holds)
+        with_input, with_gradient = (np.intersect1d(self._divided, some) for some in (inner, backward))
+        pending = np.full(len(self.op), INPUT_PENDING), np.full(len(self.op), GRADIENT_PENDING)
+        self._keep(with_input, [W], pending[0], -1, [F], holds)
+        self._keep(with_gradient, [W], pending[1], 1, [B, I], holds)
+
+    def _keep(
+        self, takers: Column, until: Sequence[int], fields: Column, step: int, makers: Sequence[int], holds: Holds
+    ) -> None:
+        """Add what is kept of the inputs of some actions until others, but for those in mailboxes."""
+        made = self._turn(takers, makers, step)
+        some = (made != NONE) | (not holds.mailboxes)
+        takers, made, ends = takers[some], made[some], self._turn(takers[some], until)
+        self.add(self.changes, takers, takers, fields[takers])
+        self.add(self.changes, ends, takers, fields[takers], -1)
+        if step < 0:
+            both = (made != NONE) & self.is_spared[takers]
+            field, frees = BOTH if B in until else BOTH_PENDING, self._turn(takers, [B, I], -1)
+            self.add(self.changes, takers[both], made[both], field, -1)
+            self.add(self.changes, np.minimum(ends, frees)[both], made[both], field)
+            if field == BOTH_PENDING:
+                during = both & (frees < ends)
+                self.add(self.needs, frees[during], made[during], OWN_KEPT)
 
 
 class _Mailboxes:
@@ -295,20 +376,9 @@ class _Mailboxes:
             slots = take_slots(self._until[taken].tolist(), heard.tolist())
             self.first[taken] = taken[np.unique(slots, return_index=True)[1]][slots]
 
-    def add_to(self, counts: _RankCounts) -> None:
-        """Add the mailboxes that a tensor has left to the counts of a rank."""
-        first, until = self.first[counts.part], self._until[counts.part]
-        takers = np.flatnonzero(first != NONE)
-        of = first[takers] - counts.part.start
-        field = np.where(counts.op[of] == F, COMING_INPUT, COMING_GRADIENT)
-        counts.add(counts.changes, until[takers], of, field)
-        again = of != takers
-        for to in (counts.changes, counts.needs):
-            counts.add(to, takers[again], of[again], field[again], -1)
 
-
-def _add_receives(counts: _RankCounts, boxes: _Mailboxes | None) -> None:
-    """Add the places of tensors to come; of mailboxes only for the actions that are the first to use theirs."""
+def _add_receives(counts: _RankCounts, boxes: _Mailboxes | None, holds: Holds) -> None:
+    """Add the places of tensors to come; of mailboxes only for the first tensors in them, after which they stay."""
     turns = {action: turn for turn, action in enumerate(counts.row)}
     places = [
         (turns[action], turns[counts.schedule.consumers[made]])
@@ -316,13 +386,16 @@ def _add_receives(counts: _RankCounts, boxes: _Mailboxes | None) -> None:
         for made in posted
     ]
     posts, takers = np.array(places, np.int64).reshape(-1, 2).T
+    if not holds.messages:
+        posts = takers
     if boxes is not None:
         is_first = boxes.first[counts.part][takers] == takers + counts.part.start
         posts, takers = posts[is_first], takers[is_first]
-    field = np.where(counts.op[takers] == F, COMING_INPUT, COMING_GRADIENT)
+    field = np.where(counts.op[takers] == F, INPUT, GRADIENT)
     for to in (counts.changes, counts.needs):
         counts.add(to, posts, takers, field)
-        counts.add(to, takers, takers, field, -1)
+    if boxes is None:
+        counts.add(counts.changes, takers, takers, field, -1)
 
 
 def _add_sends(counts: _RankCounts) -> None:
@@ -337,7 +410,7 @@ def _add_sends(counts: _RankCounts) -> None:
     takers = [schedule.consumers.get(action) for action in counts.row]
     away = [taker is not None and schedule.placement[taker.stage] != counts.rank for taker in takers]
     sends = np.flatnonzero(away)
-    fields = np.where(counts.op == F, SENT_OUTPUT, SENT_GRADIENT)
+    fields = np.where(counts.op != F, SENT_GRADIENT, np.where(counts.is_spared, SENT_WHOLE, SENT_OUTPUT))
     counts.add(counts.changes, sends, sends, fields[sends])
     counts.add(counts.changes, used, sent, fields[sent], -1)
     same = (counts.op[used] != F) & (counts.op[sent] == F) & (counts.stage[used] == counts.stage[sent])

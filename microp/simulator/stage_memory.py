@@ -63,8 +63,12 @@ class LayerMemory(NamedTuple):
         frozen: the bytes of its weights that are not trained.
         past: kept by F for the later slices and for B even if all else is recomputed: keys and values.
         returned: what a slice's B changes of the gradients that wait for the B of the slices before it.
+        input_kept: the part of `activation` that is the tensor that enters.
+        input_pending: the same of `pending`.
+        gradient_pending: the part of `pending` that is the gradient of the layer's output.
         later: the memory of the slices after the first, which this one is of; empty without slices.
         common: bytes that all layers of a rank have in common, in one place.
+        is_idle: whether nothing up to it is trained: it keeps nothing, and has no backward.
     """
 
     weights: int
@@ -80,12 +84,16 @@ class LayerMemory(NamedTuple):
     frozen: Size = Size()
     past: Size = Size()
     returned: Size = Size()
+    input_kept: Size = Size()
+    input_pending: Size = Size()
+    gradient_pending: Size = Size()
     later: tuple[LayerMemory, ...] = ()
     common: int = 0
+    is_idle: bool = False
 
     def at(self, rows: float) -> LayerBytes:
         """Return the bytes for a microbatch of `rows` rows."""
-        return LayerBytes(self.weights, *(size.at(rows) for size in self[1:-2]))
+        return LayerBytes._make([self.weights, *(size.at(rows) for size in self[1:-3]), self.is_idle])
 
 
 class LayerBytes(NamedTuple):
@@ -104,27 +112,40 @@ class LayerBytes(NamedTuple):
     frozen: float
     past: float
     returned: float
+    input_kept: float
+    input_pending: float
+    gradient_pending: float
+    is_idle: bool
 
 
-NOTHING = LayerBytes(*[0.0] * len(LayerBytes._fields))
+NOTHING = LayerMemory(0).at(0)
 
 
 class StageBytes(NamedTuple):
     """The bytes of a stage and a microbatch, by what holds them.
 
+    The tensors between stages count apart: they lie in the memory of a transport, or of the stage that made them.
+
     Attributes:
-        kept: from F to B: the inputs of the segments that are recomputed, or everything if none is.
-        whole: the same of a microbatch that is spared the recomputation of others.
-        pending: from B to W, if there is a W.
+        kept: from F to B if it is recomputed: the inputs of its segments after the first.
+        whole: from F to B if it is not.
+        pending: from I to W.
         gradients: those of the stage's weights, which its first full backward or W allocates.
         rebuilt: while a B runs: one recomputed segment.
         in_forward: while an F runs, in addition to what it keeps.
         in_backward: while a B runs, in addition to what F kept and a recomputed segment.
         in_full: the same while an undivided B runs, in a schedule that divides others.
         in_weight: while a W runs.
-        coming_input, coming_gradient: the places of tensors that are received.
-        sent_output, sent_gradient: tensors that were sent, until it is known that their receivers have used them.
+        input: the tensor that enters.
+        input_kept, input_whole: the part of it that F keeps for B if the microbatch is recomputed, and if not.
+        input_pending: the part of it that I keeps for W.
+        gradient: the gradient of the output, which is as large as the output.
+        gradient_pending: the part of it that I keeps for W.
+        sent_output, sent_whole: the output if the microbatch is recomputed, and if not: but for the part that F keeps.
+        sent_gradient: the gradient of the tensor that enters.
+        both, both_pending: the part of the output that F keeps and the next stage for its B too, and for its W.
         own_send: in addition while a B runs, if its own forward's output is still being sent.
+        own_kept: the same if the next stage, of the same rank, keeps that output for its W.
         first_backward: in addition while the first undivided backward runs, which makes the gradients of the weights.
         first_weight: the same of the first W.
         returned: what a slice's B changes of the gradients that wait for the slices before it.
@@ -139,11 +160,19 @@ class StageBytes(NamedTuple):
     in_backward: float = 0
     in_full: float = 0
     in_weight: float = 0
-    coming_input: float = 0
-    coming_gradient: float = 0
+    input: float = 0
+    input_kept: float = 0
+    input_whole: float = 0
+    input_pending: float = 0
+    gradient: float = 0
+    gradient_pending: float = 0
     sent_output: float = 0
+    sent_whole: float = 0
     sent_gradient: float = 0
+    both: float = 0
+    both_pending: float = 0
     own_send: float = 0
+    own_kept: float = 0
     first_backward: float = 0
     first_weight: float = 0
     returned: float = 0
@@ -153,7 +182,7 @@ def stage_bytes(
     layers: Sequence[LayerMemory],
     rows: float,
     checkpointing: Checkpointing,
-    leaving: float = 0,
+    after: LayerMemory | None = None,
     holds: Holds = HOLDS_NOTHING,
     split: bool = False,
 ) -> StageBytes:
@@ -161,9 +190,11 @@ def stage_bytes(
 
     Args:
         layers: those of the stage, in order, measured with the schedule's kind of backward.
-        leaving: the bytes of the stage's output, and of the gradient that comes back; 0 if that is the loss.
+        after: the layer that the stage's output enters; None if that is the loss.
         split: whether the schedule divides backwards.
     """
+    following = after.at(rows) if after else NOTHING
+    leaving = following.boundary
     count = min(checkpointing.segments, len(layers))
     sizes = spread(len(layers), max(1, count))
     stage = [layer.at(rows) for layer in layers]
@@ -171,25 +202,34 @@ def stage_bytes(
     activation = _activation(stage)
     past = sum(layer.past for layer in stage)
     rebuilt = (activation - past) / count if count else 0.0  # what was kept of a slice is free when it is there again
-    shared = 0.0 if count else stage[-1].shared  # the part of the output that the last layer keeps too
-    stays = leaving if holds.mailboxes else 0.0
-    backward = partial(_backward, segments, count, stays, split and not leaving)
-    sending = shared if holds.messages else 0.0
+    first, shared = stage[0], stage[-1].shared  # the part of the output that the last layer keeps too
+    backward = partial(_backward, segments, count, leaving, split and not leaving)
+    sending = shared if holds.messages and not count else 0.0
+    idle = [layer for layer in stage if layer.is_idle]
+    inputs = [0.0 if segment[-1].is_idle else segment[0].boundary for segment in segments]
     return StageBytes(
-        kept=sum(segment[0].boundary for segment in segments) + past if count else activation,
-        whole=activation,
-        pending=sum(layer.pending for layer in stage),
+        kept=sum(inputs[1:]) + past,
+        whole=activation - first.input_kept,
+        pending=sum(layer.pending for layer in stage) - first.input_pending - stage[-1].gradient_pending,
         gradients=sum(layer.weights for layer in stage),
         rebuilt=rebuilt,
-        in_forward=_in_forward(segments) if count else 0.0,
+        in_forward=_in_forward(segments) if count else max(0.0, _in_forward([idle]) - activation),
         in_backward=max(0.0, backward(False) - rebuilt),
         in_full=max(0.0, backward(True) - rebuilt),
         in_weight=_in_weight(stage),
-        coming_input=stage[0].boundary,
-        coming_gradient=leaving,
-        sent_output=max(0.0, leaving - shared) if holds.messages else 0.0,
-        sent_gradient=stage[0].boundary if holds.messages else 0.0,
+        input=first.boundary,
+        input_kept=inputs[0],
+        input_whole=first.input_kept,
+        input_pending=first.input_pending,
+        gradient=leaving,
+        gradient_pending=stage[-1].gradient_pending,
+        sent_output=leaving,
+        sent_whole=max(0.0, leaving - shared),
+        sent_gradient=first.boundary,
+        both=min(shared, following.input_kept),
+        both_pending=min(shared, following.input_pending),
         own_send=backward(False, sent=sending) - backward(False),
+        own_kept=backward(False, sent=min(shared, following.input_pending)) - backward(False),
         first_backward=backward(split, sent=sending, is_first=True) - backward(split),
         first_weight=_in_weight(stage, is_first=True) - _in_weight(stage),
         returned=sum(layer.returned for layer in stage),
@@ -208,24 +248,27 @@ def _activation(layers: Sequence[LayerBytes]) -> float:
 
 
 def _in_weight(layers: Sequence[LayerBytes], is_first: bool = False) -> float:
-    """Return the bytes needed during the W of consecutive layers, in addition to what their B kept."""
+    """Return the bytes needed during the W of consecutive layers, in addition to what their B kept.
+
+    `is_first`: it makes the gradients, while all that their B kept is still there.
+    """
     peak = made = 0.0
     for layer in reversed(layers):
         peak = max(peak, layer.in_weight + made)
         made += layer.weights - layer.products if is_first else 0
-    return sum(layer.products for layer in layers) + peak
+    return sum(layer.products for layer in layers) + max(peak, made)
 
 
 def _in_forward(segments: Sequence[Sequence[LayerBytes]]) -> float:
     """Return the bytes needed during a forward that keeps the inputs of segments, in addition to these."""
     layers = [(layer, index) for segment in segments for index, layer in enumerate(segment)]
-    return max(layer.in_forward + (layer.boundary if index else 0) for layer, index in layers)
+    return max((layer.in_forward + (layer.boundary if index else 0) for layer, index in layers), default=0.0)
 
 
 def _backward(
     segments: Sequence[Sequence[LayerBytes]],
     recomputed: int,
-    stays: float,
+    leaving: float,
     from_loss: bool,
     whole: bool,
     sent: float = 0,
@@ -234,12 +277,13 @@ def _backward(
     """Return the bytes needed during the backward of a stage, in addition to what its forward kept.
 
     Every layer was measured with the gradient of its output, which lived until its backward had ended. Inside a segment
-    that gradient is free earlier, and the one of the segment's output lives instead, which is about as large.
+    that gradient is free earlier, and the one of the segment's output lives instead, which is about as large. That of
+    the stage's output lives until the whole backward has ended, and counts apart.
 
     Args:
         segments: the layers of each segment.
         recomputed: the number of segments of which the forward has kept only the input; 0: it kept everything.
-        stays: the bytes of the output's gradient if it keeps its memory when its segment's backward has ended.
+        leaving: the bytes of the stage's output, and of the gradient that comes back; 0 if that is the loss.
         from_loss: whether it is divided, and of the stage with the loss: then no gradient of an output lives beside
             that of a layer, and what two layers share counts once, though the later one's W keeps it too.
         whole: whether it is undivided although others are divided.
@@ -249,15 +293,16 @@ def _backward(
     peak, freed = 0.0, 0.0
     for segment in reversed(segments):
         if recomputed:
-            freed -= _activation(segment) - segment[0].boundary - sum(layer.past for layer in segment)
+            entered = 0.0 if segment[0].is_idle else segment[0].boundary  # a part of it that is still there
+            freed -= _activation(segment) - entered - sum(layer.past for layer in segment)
         for index in reversed(range(len(segment))):
             layer, kept_by = segment[index], segment[index - 1].shared if index else 0
             is_inner = from_loss and segment is segments[-1] and index + 1 < len(segment)
-            twice = min(layer.shared, segment[index + 1].pending) if is_inner else 0
-            peak = max(peak, (layer.in_full if whole else layer.in_backward) - freed - twice)
+            apart = min(layer.shared, segment[index + 1].pending) if is_inner else 0
+            if leaving and segment is segments[-1]:
+                apart = segment[index + 1].boundary if index + 1 < len(segment) else leaving
+            peak = max(peak, (layer.in_full if whole else layer.in_backward) - freed - apart)
             freed += layer.activation - kept_by - (0 if whole else layer.pending) - layer.returned
             freed -= sent + (layer.weights if is_first else 0)
             sent = 0
-        if segment is segments[-1]:
-            freed -= stays
     return peak

@@ -92,7 +92,7 @@ LAYER = LayerMemory(
 
 def test_a_tensor_that_two_layers_keep_counts_once():
     memory = stage_bytes([LAYER] * 3, 2, NEVER)
-    assert memory.kept == memory.whole == 2 * (30 + 20 + 20)
+    assert memory.whole == 2 * (30 + 20 + 20)
     assert memory.in_backward == 40 + 2 * 5  # the last layer's: after it, more is free than is needed
     assert (memory.rebuilt, memory.gradients) == (0, 300)
     assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
@@ -107,7 +107,7 @@ def test_small_gradients_wait_for_the_end_of_a_stage_s_w():
 
 def test_recomputed_segments_keep_their_inputs():
     memory, segment = stage_bytes([LAYER] * 4, 2, Checkpointing("segments", 2, False)), 2 * (30 + 20)
-    assert memory.kept == 2 * 2 * 10
+    assert (memory.kept, memory.input_kept) == (2 * 10, 2 * 10)
     assert memory.rebuilt + memory.in_backward == segment - 2 * 10 + 40 + 2 * 5
 
 
@@ -117,17 +117,28 @@ def test_what_some_backwards_of_a_stage_need_in_addition():
     alone = stage_bytes(layers, 1, NEVER)
     assert alone.in_backward == 9  # then 9 - 4
     assert (alone.own_send, alone.first_backward, alone.first_weight) == (0, 1, 4)
-    sending = stage_bytes([layers[0], layers[1]._replace(shared=Size(6))], 1, NEVER, 6, Holds(messages=True))
-    assert (sending.own_send, sending.first_backward) == (2, 5 - 4 + 6)  # 9 - 4 + 6, then the weights' 5
+    after = LayerMemory(5, boundary=Size(6))  # 6 of the 9 are the gradient that has come, which counts apart
+    sending = stage_bytes([layers[0], layers[1]._replace(shared=Size(6))], 1, NEVER, after, Holds(messages=True))
+    assert sending.in_backward == 9 - 6  # then 9 - 4, without a gradient of 2
+    assert (sending.own_send, sending.first_backward) == (6, 6 + 5)  # what is sent, then the weights' 5
 
 
-def test_a_received_gradient_stays_in_its_mailbox_while_other_segments_run():
+def test_a_received_gradient_stays_while_other_segments_run():
     layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9))] * 2
-    policy = Checkpointing("segments", 2, False)
-    freed, stays = (stage_bytes(layers, 1, policy, 3, Holds(mailboxes=each)) for each in (False, True))
+    memory = stage_bytes(layers, 1, Checkpointing("segments", 2, False), LayerMemory(5, boundary=Size(3)))
     rebuilt = 6 - 2  # a segment's activations less its input
-    assert freed.rebuilt + freed.in_backward == rebuilt + 9
-    assert stays.in_backward == freed.in_backward + 3 - 2  # the last segment's input is free
+    assert memory.rebuilt + memory.in_backward == rebuilt + 9 - 2  # the last segment's input is free
+    assert memory.gradient == 3  # beside it
+
+
+def test_layers_before_the_first_trained_one_keep_nothing():
+    idle = LayerMemory(0, boundary=Size(4), in_forward=Size(7), in_backward=Size(8), is_idle=True)
+    own = LayerMemory(5, Size(9), Size(4), input_kept=Size(4), in_backward=Size(6))
+    alone, mixed = stage_bytes([idle] * 3, 1, NEVER, own), stage_bytes([idle, idle, own], 1, NEVER, own)
+    assert (alone.whole, alone.in_forward, alone.in_backward) == (0, 7 + 4, 8 - 4)
+    assert (mixed.whole, mixed.in_forward, mixed.input_whole) == (9, 7 + 4 - 9, 0)
+    segments = stage_bytes([idle, idle, own, own], 1, Checkpointing("segments", 2, False), own)
+    assert (segments.kept, segments.input_kept) == (4, 0)
 
 
 def test_stages_take_the_times_of_their_layers():
