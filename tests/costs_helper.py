@@ -1,7 +1,5 @@
 """Costs that many tests use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from microp.simulator import Costs, for_stages

@@ -1,7 +1,5 @@
 """Schedules and spans as tests draw them."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from microp.schedule import Action, Op, Schedule

@@ -12,8 +12,6 @@ The times are those of `Costs` and of its link model. Of two ways to the same ac
 respect is left out, and of microbatches that are alike stage 0 takes the lowest number first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from operator import le
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Made-up runs of what each experiment varies, a small product of it unless the caller gives the values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Schedules with one thing wrong, or with another order: what a typo or a bad idea makes of one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

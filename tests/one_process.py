@@ -1,7 +1,5 @@
 """Pipelines on processes and on threads, and the single process whose losses and gradients they have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models with data of their own, for tests; outputs of some of their layers are views, and not in one piece."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models of a user's own for tests, and a job with one of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Valid schedules and costs that nobody would draw."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from random import Random
 

@@ -18,8 +18,6 @@ twice("pruned", ...)   of one line: what makes a layer
 Of a command they are `builder: shapes.fused_qkv`; `build` makes them in either type of numbers.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """Runs as they lie on disk, without having been run: for tests of what is listed and compared."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pages: short lines, links that lead somewhere, commands that are accepted, and the versions that they name."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

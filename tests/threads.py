@@ -1,7 +1,5 @@
 """Ranks that are threads, and the gradients they leave; a transport that knows no tags."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence

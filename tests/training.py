@@ -1,7 +1,5 @@
 """What ranks do that train, and what of it is compared: these functions are imported by the rank processes."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

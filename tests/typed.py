@@ -1,7 +1,5 @@
 """Types a command in this process and folder: its exit code, and what a user reads."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The answers' sentences have the figures of the rows, a verdict where launches allow one, and no figure too many."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

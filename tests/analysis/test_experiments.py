@@ -1,7 +1,5 @@
 """The experiments' figures say what is true of runs that obey the model exactly."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product

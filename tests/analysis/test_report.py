@@ -1,7 +1,5 @@
 """The report, made from what a small real sweep left on disk."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

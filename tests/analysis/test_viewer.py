@@ -1,7 +1,5 @@
 """The data of the timelines in the report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The timeline viewer in a real browser: what a user does, and what is then shown."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m microp.import_trace`, as a user types it: the run that it leaves, what it answers, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from user import microp
 

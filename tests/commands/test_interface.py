@@ -1,7 +1,5 @@
 """The Python interface as a notebook or a script uses it: `microp.measure`, `microp.price`, `microp.load_runs`."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from itertools import pairwise, product

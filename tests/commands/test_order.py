@@ -1,7 +1,5 @@
 """`python -m microp.order`: the file that it writes is a valid schedule that a run takes, and bad input is refused."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

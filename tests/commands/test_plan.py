@@ -1,7 +1,5 @@
 """`python -m microp.plan`: a table of plans, each with a command that runs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """`python -m microp.simulate`: what it prints, what it prices, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from functools import partial

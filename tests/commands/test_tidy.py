@@ -1,7 +1,5 @@
 """Runs are deleted with all that belongs to them, and nothing else goes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

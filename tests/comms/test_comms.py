@@ -1,7 +1,5 @@
 """Both implementations of the verbs, and what they say when a peer does not do its part."""
 
-from __future__ import annotations
-
 import threading
 
 import messages

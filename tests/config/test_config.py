@@ -1,7 +1,5 @@
 """The rules across fields, the run's name, and the builders' keys."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

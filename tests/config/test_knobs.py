@@ -1,7 +1,5 @@
 """What was asked is what is recorded: keys that do not exist or that nothing uses, and names that cannot be set."""
 
-from __future__ import annotations
-
 import pytest
 from configs import sweep_of
 

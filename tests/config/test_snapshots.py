@@ -1,7 +1,5 @@
 """Snapshots as a user asks for them: what is refused before anything starts, a killed run that goes on, the weights."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The meters count what a calculation by hand counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from configs import config

@@ -1,7 +1,5 @@
 """Emulated devices: what an action costs, that it lasts that long, and that its mathematics is real."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

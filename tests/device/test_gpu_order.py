@@ -1,7 +1,5 @@
 """What a GPU is given, in what order and with what waits, tried on GPUs that are none (`tests/gpu.py`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any

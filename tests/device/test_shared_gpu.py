@@ -1,7 +1,5 @@
 """What `device.share=true` allows and refuses, and what is recorded of a GPU's use, without a GPU."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

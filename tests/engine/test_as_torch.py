@@ -3,8 +3,6 @@
 A pipeline equals microp's single process bit for bit; that equals PyTorch to 1e-12 in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 `test_every_schedule.py` has that every pipeline equals its single process.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`compile=true`: compiled layers give the gradients of the single process but for the last bits; what it refuses."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from functools import partial

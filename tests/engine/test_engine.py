@@ -1,7 +1,5 @@
 """What is measured keeps the order and the dependencies."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

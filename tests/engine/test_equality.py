@@ -4,8 +4,6 @@ CASES lists schedules x chunks x partitions x checkpointing x models, which one 
 one after another. On K ranks M goes below K, is no multiple of it, and does not divide the batch of 9 rows.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, product

@@ -4,8 +4,6 @@ Each rank is a thread. The models take turns over schedules, checkpointing modes
 `--whole`; `test_equality.py` has the models that are built in, on processes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from itertools import product

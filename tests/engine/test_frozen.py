@@ -1,7 +1,5 @@
 """Stages that train nothing have no W, and the gradients of the others are the single process's bit for bit."""
 
-from __future__ import annotations
-
 import pytest
 from conftest import CHECKPOINTING
 from one_process import assert_equal, by_processes, by_threads

@@ -1,7 +1,5 @@
 """What a model of one's own does that its trials did not show; `test_every_schedule.py` trains such models."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

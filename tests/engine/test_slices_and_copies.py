@@ -3,8 +3,6 @@
 Over orders x shapes x checkpointing; copies stay equal bit for bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import cycle

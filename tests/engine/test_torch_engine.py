@@ -1,7 +1,5 @@
 """torch's pipeline runtime in the engine's place, and the comparison of both in one launch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Traces that were made up: formats, steps, kernels, names, what-if, profiles; exact where the times are."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The course: every lab runs, and what it teaches is so."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The W&B dashboard as a value: built without a server, and every name in it is one that a recorded run has."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

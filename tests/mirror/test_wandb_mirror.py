@@ -1,7 +1,5 @@
 """The W&B mirror: what was logged is read back from the offline files and equals the rows."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A batch follows from (seed, step); a source that will not do is told before anything starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import sysconfig

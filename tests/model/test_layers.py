@@ -1,7 +1,5 @@
 """Layers follow from (seed, index), whoever builds them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from conftest import gpt, mlp

@@ -1,7 +1,5 @@
 """A model of one's own: what is known of it without numbers, what is refused, and that weights follow from the seed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

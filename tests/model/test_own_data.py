@@ -1,7 +1,5 @@
 """Data of a model's own: what is drawn from them, that every schedule trains on the same, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What B leaves for W, and that W adds with the bits of autograd; `shapes.py` has models of every kind."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """What a stage keeps, and that running again gives the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from conftest import CHECKPOINTING, gpt, mlp

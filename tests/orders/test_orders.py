@@ -1,7 +1,5 @@
 """The search for orders: never worse than a named schedule, within the cap, above the bounds, near the optimum."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, product

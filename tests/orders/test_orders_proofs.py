@@ -4,8 +4,6 @@ All orders of small problems are tried, see `every_order`: over every link rule,
 full backwards that take less than B and W, caps, placements, and times of many digits.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain, permutations, product

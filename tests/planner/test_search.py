@@ -1,7 +1,5 @@
 """The search leaves out nothing that is better; advice on memory: what fills a rank, and changes that do fit."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import combinations, pairwise

@@ -1,7 +1,5 @@
 """`dry_run=true` shows the points, their state, their steps and their predicted time, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """What the machine refuses during a command is one line with path and remedy, and what was done is kept."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """The very commands a user types, in a process of their own."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -1,7 +1,5 @@
 """A sweep as jobs of a real Slurm on this host. Skipped, with the reason, where its programs are not installed."""
 
-from __future__ import annotations
-
 import csv
 import signal
 import subprocess

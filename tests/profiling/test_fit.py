@@ -1,7 +1,5 @@
 """The times of layers are found again in the times of stages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

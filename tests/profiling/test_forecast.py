@@ -1,7 +1,5 @@
 """A profile, written, read and used: what is predicted is what the layers take."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

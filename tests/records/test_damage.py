@@ -3,8 +3,6 @@
 One run is made, and copied once for each record and damage. Each reader is then asked once about all of them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import product

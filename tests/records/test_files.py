@@ -1,7 +1,5 @@
 """Files are written whole or not at all, on disks that are really full."""
 
-from __future__ import annotations
-
 import pytest
 
 from microp.records import WriteError, in_a_line, in_words, write_text

@@ -1,7 +1,5 @@
 """What is written is what is read, also when a process was killed in the middle of a line."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Replicas end a step with the same bits, and these are the batch's gradients: a single process gives them too."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """Faster, slower, or too noisy to say, and which questions of two groups are compared with each other."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

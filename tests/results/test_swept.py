@@ -1,7 +1,5 @@
 """Which keys tell the points of a command apart, and what is the same in all of them."""
 
-from __future__ import annotations
-
 import pytest
 from stored import store_run
 

@@ -4,8 +4,6 @@ The oracle knows when each action has certainly ended: an action follows the one
 in its row and its parents, and whatever those follow.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from itertools import combinations, pairwise, product

@@ -1,7 +1,5 @@
 """The value, its one dependency rule, partitions, and some of its rows as text."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

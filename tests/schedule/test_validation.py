@@ -4,8 +4,6 @@ Mutants of every builder's orders are refused or give the monolith's gradients, 
 over links that keep nothing but their order.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Costs that are read off spans: those of simulated spans give the same spans again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Formulas against the simulator, exactly, over random integer costs."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What an action costs, what a hop costs, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The memory of ranks from the order alone: the law of memory, a bookkeeper with a dictionary, mailboxes by hand."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

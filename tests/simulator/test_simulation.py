@@ -1,7 +1,5 @@
 """Simulated times against a fixed point, closed forms and drawings; causes; speed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise, product

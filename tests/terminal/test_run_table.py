@@ -1,7 +1,5 @@
 """The table of a command's runs: it names what was swept, defines what it shows, and says whom not to trust."""
 
-from __future__ import annotations
-
 import csv
 from functools import cache
 from itertools import product

@@ -1,7 +1,5 @@
 """What is drawn is what the spans say."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """What is read off spans, on examples small enough to count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from random import Random

@@ -1,7 +1,5 @@
 """Timelines as text: what is drawn is read back, and must be what the spans say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Faults of a rank, injected at each kind of place on both transports: the rank is named, all ranks end, rows stay."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What holds for every builder, and the orders themselves, drawn."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import replace
