@@ -1,8 +1,10 @@
-"""Schedules and spans as tests draw them."""
+"""Schedules, spans and costs as tests write them."""
 
 from fractions import Fraction
+from typing import Any
 
 from microp.schedule import Action, Op, Schedule
+from microp.simulator import Costs, for_stages
 from microp.trace import Span
 
 
@@ -24,3 +26,8 @@ def read_spans(*rows: str) -> list[Span]:
                 spans.append(Span(rank, Op(word[0]), rank, int(word[1:]), free, start, start, end))
                 free = end
     return spans
+
+
+def equal(stages: int, forward: Any, backward: Any, latency: Any = 0) -> Costs:
+    """Return costs with the same times on every stage."""
+    return for_stages(stages, forward=forward, backward=backward, latency=latency)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from microp.commands import planning, pricing, profiling
+from microp.commands import ordering, planning, pricing, profiling
 from microp.points import PointsCallback, run_app, run_point
 from microp.points.sweep import SweepCallback
 
@@ -20,8 +20,10 @@ PROGRAMS = {  # the first word of a command -> what it calls; without one of the
     "simulate": pricing.main,
     "profile": profiling.main,
     "plan": planning.main,
+    "order": ordering.main,
 }
 CALLBACKS = (SweepCallback, pricing.PricingCallback, planning.PlanCallback, profiling.ProfileCallback)
+CALLBACKS += (ordering.OrderCallback,)
 
 
 def words_of(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from costs_helper import equal
+from drawn import equal
 
 from analysis import sweep
 from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from costs_helper import equal
+from drawn import equal
 
 from analysis import checkpoint_overhead, gradient_sync, hop_latency, hybrid, nominal, partition_skew, schedules
 from analysis.gradient_sync import MIB, alpha_beta

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pandas as pd
-from costs_helper import equal
+from drawn import equal
 from made_up import run
 
 from analysis import viewer

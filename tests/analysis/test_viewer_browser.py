@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from boxes import CARD
 from browser import Viewer, chromium
-from costs_helper import equal
+from drawn import equal
 from made_up import run
 
 from analysis import __main__ as report

@@ -67,9 +67,6 @@ def test_recomputation(given, checkpointing, recompute, spared):
     assert (costs.recompute, costs.spared) == (recompute, spared)
 
 
-# --- how long it lasts ---------------------------------------------------------------------------
-
-
 # --- real runs -----------------------------------------------------------------------------------
 
 TINY = {"forward_ms": 0.2, "backward_ms": 0.4}

@@ -17,12 +17,10 @@ from microp.foreign import (
     profile_of,
     read_lanes,
     read_names,
-    record,
     step_rows,
     what_if,
 )
 from microp.profiling import to_plain
-from microp.records import check_attempt
 from microp.schedule.builders import chimera, dualpipe_v, gpipe, interleaved, one_f_one_b, seq_1f1b, zb_h1, zb_v
 from microp.simulator import calibrate_steps, for_stages, replay_steps, simulate
 from microp.trace import bubble_fraction, busy, makespan, perfetto
@@ -293,17 +291,6 @@ def test_a_profile_of_two_stages_has_even_layers(tmp_path):
     times = [layer["forward"][0] for layer in profile.layers.values()]
     assert times == pytest.approx([sum(costs.forward) / 8] * 3, rel=0.01)
     assert "spread evenly over their layers" in notes[0]
-
-
-def test_the_run_folder_can_be_read(tmp_path):
-    aligned, rows, _ = traced(tmp_path, one_f_one_b(4, 8))
-    attempt, summary = record(tmp_path / "runs", aligned, rows, {"notes": []}, None)
-    records = check_attempt(attempt)
-    assert records.summary == json.loads(json.dumps(summary))
-    assert records.status["status"] == "finished"
-    assert summary["in_flight_peak"] == [4, 3, 2, 1]
-    assert summary["bubble"]["measured"] == pytest.approx(bubble_fraction(aligned.spans[0]))
-    assert summary["replayed"]["step_ms"] == pytest.approx(makespan(aligned.spans[0]) / 1e6)
 
 
 def test_marked_needs_stages():

@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 from catalogue import build, each_builder, label
-from costs_helper import equal
-from drawn import read, read_spans
+from drawn import equal, read, read_spans
 from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Op, Schedule

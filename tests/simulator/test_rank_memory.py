@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from costs_helper import equal
+from drawn import equal
 from random_schedules import random_schedule
 
 from microp.job import Workload

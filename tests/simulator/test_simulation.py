@@ -8,8 +8,7 @@ from time import process_time
 
 import numpy as np
 import pytest
-from costs_helper import equal
-from drawn import read
+from drawn import equal, read
 from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Action, Op, Schedule, builders
@@ -26,8 +25,7 @@ from microp.simulator import (
     unit_shares,
 )
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
-from microp.simulator.lowered import NONE, parent_positions
-from microp.trace import Actions, Span, ends_at, makespan, reductions
+from microp.trace import Span, ends_at, makespan, reductions
 
 RULES = pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
 
@@ -112,16 +110,6 @@ def test_times_are_those_of_the_fixed_point(transfer):
         assert {span.action: span.wait_start for span in spans} == expected.asked
         assert all(span.end - span.start == expected.takes(span.action) for span in spans)
         assert [(span.rank, span.action) for span in spans] == list(schedule)
-
-
-def test_positions_of_parents_are_the_rule():
-    random = Random(3)
-    for schedule in (random_schedule(random) for _ in range(60)):
-        actions = [action for _, action in schedule]
-        found = parent_positions(schedule, Actions.of(schedule.ranks))
-        for index, action in enumerate(actions):
-            parents = [actions[column[index]] for column in found if column[index] != NONE]
-            assert parents == list(schedule.parents(action))
 
 
 @RULES

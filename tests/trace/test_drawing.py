@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from costs_helper import equal
+from drawn import equal
 from random_schedules import random_schedule
 
 from microp.schedule import remote_links

@@ -6,8 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from costs_helper import equal
-from drawn import read_spans
+from drawn import equal, read_spans
 from random_schedules import random_costs, random_schedule
 
 from microp import trace

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from catalogue import BUILDERS, build
-from costs_helper import equal
+from drawn import equal
 from random_schedules import random_costs, random_schedule
 from rich.console import Console
 
