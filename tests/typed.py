@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from microp import run
 from microp.commands import ordering, planning, pricing, profiling
-from microp.points import PointsCallback, run_app, run_point
+from microp.points import PointsCallback
 from microp.points.sweep import SweepCallback
 
 SIGNS = {"␤": "\n", "␀": "\0", "␛": "\x1b", "␠": " "}  # so a table shows what cannot be seen
 PROGRAMS = {  # the first word of a command -> what it calls; without one of them it is a run
-    "run": lambda: run_app("config", run_point),
+    "run": run.main,
     "simulate": pricing.main,
     "profile": profiling.main,
     "plan": planning.main,
@@ -33,11 +34,11 @@ def words_of(text: str) -> list[str]:
     return [re.sub("[" + "".join(SIGNS) + "]", lambda found: SIGNS[found[0]], word) for word in words]
 
 
-def type_in(folder: Path, line: str, patch: pytest.MonkeyPatch) -> int:
-    """Type a command with the options of a folder, `-cd FOLDER`, and return its exit code."""
+def type_in(folder: Path | None, line: str, patch: pytest.MonkeyPatch) -> int:
+    """Type a command, if there is a folder with its options, `-cd FOLDER`, and return the exit code."""
     words = words_of(line)
     program = words.pop(0) if words and words[0] in PROGRAMS else "run"
-    patch.setattr(sys, "argv", ["microp", "-cd", str(folder), *words])
+    patch.setattr(sys, "argv", ["microp", *(["-cd", str(folder)] if folder else []), *words])
     GlobalHydra.instance().clear()
     try:
         PROGRAMS[program]()
