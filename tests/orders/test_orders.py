@@ -1,7 +1,6 @@
 """The search for orders: never worse than a named schedule, within the cap, above the bounds, near the optimum."""
 
 from dataclasses import replace
-from fractions import Fraction
 from itertools import pairwise, product
 from math import inf
 from random import Random
@@ -84,17 +83,6 @@ def test_a_cap_that_no_order_meets_says_by_how_much():
         Problem((0, 1, 0, 1), 4, Costs((1,) * 4, (1,) * 4), pairs(4, 1))
     with pytest.raises(ValueError, match="stage 0 would keep 2 from B to W"):
         Memory(4, (1,), (2,))
-
-
-def test_fractions_and_floats_are_searched_too():
-    third = Fraction(1, 3)
-    exact = Problem((0, 1), 3, Costs((third,) * 2, (2 * third,) * 2, (third,) * 2), pairs(2, 2))
-    assert (
-        search(exact, 60, moves=100).makespan * 3
-        == search(Problem((0, 1), 3, Costs((1, 1), (2, 2), (1, 1)), pairs(2, 2)), 60, moves=100).makespan
-    )
-    rough = Problem((0, 1), 3, Costs((0.1,) * 2, (0.2,) * 2, (0.1,) * 2), pairs(2, 2))
-    assert search(rough, 60, moves=100).makespan >= lower_bounds(rough).best - 1e-9
 
 
 def test_the_solver_proves_what_the_search_found():
