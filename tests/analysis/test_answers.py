@@ -27,10 +27,6 @@ def launches(folder, schedule, costs, slower=STEADY, **changes):
     return [run(folder, schedule, costs, factor, **{LAUNCH: n, **changes}) for n, factor in enumerate(slower)]
 
 
-def took(schedule, costs) -> float:
-    return float(makespan(simulate(schedule, costs)))
-
-
 SAID = {  # of `CASES[name].few`, with F = 5 and B = 10 ms, K = 2
     "m_sensitivity": (
         "Real compute, K = 2, batch fixed: from M = 1 to 16 the bubble of gpipe goes from 0.500 [0.500, 0.500] to "
@@ -112,7 +108,7 @@ def test_prediction_says_what_was_known_before_the_run(tmp_path):
     rows = []
     for chunks, factor in ((2, 1.0), (8, 1.1)):
         schedule, costs = gpipe(2, chunks), equal(2, 40 / chunks, 80 / chunks)
-        predicted = {"predicted.step_ms": factor * took(schedule, costs), "replayed.step_ms": 70.0}
+        predicted = {"predicted.step_ms": factor * float(makespan(simulate(schedule, costs))), "replayed.step_ms": 70.0}
         asked = {"question": str(chunks), "config.device.per": ["row"]}  # actions of fewer rows are shorter
         rows += launches(tmp_path, schedule, costs, (1.0,), **asked, **predicted)
     said = answer_of("prediction", Made(rows))

@@ -7,7 +7,7 @@ import pytest
 from profiled import profile
 from user import microp, ran, read
 
-from microp.commands.planning import Plan, make_plan, search_words
+from microp.commands.planning import make_plan, search_words
 from microp.config import ConfigError, compose_config, make_job, predict, read_config
 from microp.config.config import read_composed
 from microp.planner import ORDERS
@@ -89,10 +89,6 @@ def test_a_plan_uses_what_any_of_its_choices_uses(word, without, also):
         compose_config("steps=3", name="plan")
 
 
-def plan_of(*words: str) -> Plan:
-    return make_plan(read_composed(compose_config(*search_words(words), name="plan"))[0])
-
-
 GPT = ["model=gpt", "model.layers=8", "model.dim=32", "model.context=16", "batch_size=16"]
 
 
@@ -100,7 +96,8 @@ GPT = ["model=gpt", "model.layers=8", "model.dim=32", "model.context=16", "batch
 def test_of_every_order_time_and_memory_are_those_that_the_run_of_its_command_predicts(ranks, policy):
     device = ["device=emulated", "device.forward_ms=1", "device.backward_ms=2", "device.pair_ms=2.5"]
     words, searched = [*GPT, *(device if ranks == 4 else [])], ["schedule.stages_per_rank=1,2", "chunks=8"]
-    plan, seen = plan_of(*words, f"ranks={ranks}", *searched, f"checkpointing={policy}"), set()
+    typed = search_words([*words, f"ranks={ranks}", *searched, f"checkpointing={policy}"])
+    plan, seen = make_plan(read_composed(compose_config(*typed, name="plan"))[0]), set()
     for choice in plan.space.choices():
         if (priced := plan.pricer.price(choice)) is None:
             continue

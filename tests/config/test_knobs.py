@@ -8,12 +8,6 @@ from microp.config.config import compose_points, composer, evaluate, read_compos
 from microp.config.knobs import Knobs
 
 
-def refused(*words: str) -> list[str]:
-    with pytest.raises(ConfigError) as error:
-        compose_config(*words)
-    return error.value.problems
-
-
 def points(*words: str):
     """The points of `microp -m WORDS`: their settings, with what is said of all."""
     register()
@@ -31,7 +25,9 @@ def points(*words: str):
     ("word", "near"), [("schedul=1f1b", "schedule"), ("schedule=1fb1", "1f1b"), ("model.layer=3", "model.layers")]
 )
 def test_the_nearest_name_is_told_of_one_that_does_not_exist(word, near):
-    [problem] = refused(word)
+    with pytest.raises(ConfigError) as refused:
+        compose_config(word)
+    [problem] = refused.value.problems
     assert f"did you mean {near}?" in problem
 
 

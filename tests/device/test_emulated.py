@@ -69,8 +69,6 @@ def test_recomputation(given, checkpointing, recompute, spared):
 
 # --- real runs -----------------------------------------------------------------------------------
 
-TINY = {"forward_ms": 0.2, "backward_ms": 0.4}
-
 
 def run(tmp_path, checkpointing="never", **device):
     job = small_job(
@@ -113,7 +111,7 @@ def test_a_pair_trains_as_its_two_actions_do(schedule):
         model=model,
         partition=uniform(model.layers, schedule.depth),
         checkpointing=CHECKPOINTING["except_last"],
-        device=settings(**TINY, pair_ms=0.5, overhead_ms=0.1),
+        device=settings(forward_ms=0.2, backward_ms=0.4, pair_ms=0.5, overhead_ms=0.1),
         backend="threads",
     )
     for device in (job.device, DeviceSettings("cpu", 1)):

@@ -63,10 +63,6 @@ def states(slurm: Cluster, folder: Path) -> dict[str, str]:
     return {name: state for name, state, where in rows if where == str(folder)}
 
 
-def job_of(slurm: Cluster, run: str) -> str:
-    return slurm.run("squeue", "--noheader", f"--name={run}", "--format=%i").strip()
-
-
 def test_a_sweep_one_job_of_which_is_preempted_comes_back_whole(slurm, whole, tmp_path):
     """The job that Slurm ends and starts again goes on from its snapshot; the others are not touched.
 
@@ -79,7 +75,7 @@ def test_a_sweep_one_job_of_which_is_preempted_comes_back_whole(slurm, whole, tm
     runs = tmp_path / "outputs" / "runs"
     until(lambda: list(runs.glob("gpipe-m4-*/attempt-1/snapshots/step-*")), sweep)
     [run] = [path.name for path in runs.glob("gpipe-m4-*")]
-    job = job_of(slurm, run)
+    job = slurm.run("squeue", "--noheader", f"--name={run}", "--format=%i").strip()
     slurm.run("scontrol", "requeue", job)
     until(lambda: states(slurm, tmp_path)[run] == "PENDING", sweep)
     # Slurm would wait two minutes, and refuses a start in the second in which the job ended.
