@@ -10,6 +10,7 @@ import training
 from threads import in_threads
 from torch import Tensor
 
+from microp.comms import thread_comms
 from microp.job import Job
 from microp.worker import launch_ranks, monolith
 
@@ -27,8 +28,8 @@ def by_one_process(job: Job) -> Trained:
     return _known[key]
 
 
-def by_threads(job: Job, timeout_s: float = 20.0) -> Trained:
-    return _joined(job, in_threads(job.ranks, partial(training.train, job), timeout_s))
+def by_threads(job: Job, timeout_s: float = 20.0, transport=thread_comms) -> Trained:
+    return _joined(job, in_threads(transport(job.ranks, timeout_s), partial(training.train, job), timeout_s))
 
 
 def by_processes(jobs: Sequence[Job], folder: Path) -> list[Trained]:

@@ -19,10 +19,10 @@ def digest(tensors: Sequence[Tensor]) -> str:
     return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
 
 
-def trained(job: Job, comms: Comms) -> tuple[Trainer, list[float]]:
+def trained(job: Job, comms: Comms, steps: int = STEPS) -> tuple[Trainer, list[float]]:
     """A trainer after some steps, and its losses: on the last rank, else none."""
     trainer, losses = Trainer(job, comms, comms.rank), []
-    for step in range(STEPS):
+    for step in range(steps):
         trainer.load(step)
         losses.append(trainer.step(step)["loss"])
     return trainer, [loss for loss in losses if loss is not None]

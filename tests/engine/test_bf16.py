@@ -4,9 +4,11 @@
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+import training
 from one_process import by_one_process
 from test_every_schedule import BF16, job_of, model_of
 from threads import in_threads
@@ -15,7 +17,6 @@ from torch import nn
 from microp.model import Layers, build_model, lowered_types, open_autocast
 from microp.schedule.builders import gpipe
 from microp.settings import AS_WRITTEN
-from microp.worker import Trainer
 
 MODELS = ("mlp", "gpt", "mixed", "tied")
 
@@ -27,14 +28,8 @@ def test_products_are_in_bf16_and_weights_gradients_and_optimizer_in_float32():
         (exact, *_), _ = by_one_process(replace(job, computing=AS_WRITTEN))
         assert lowered != exact
         assert lowered == pytest.approx(exact, rel=0.02)
-
-    def trained(comms):
-        trainer = Trainer(job_of("mlp, bf16", gpipe(1, 3), backend="threads"), comms)
-        trainer.load(0)
-        trainer.step(0)
-        return trainer
-
-    [trainer] = in_threads(1, trained)
+    job = job_of("mlp, bf16", gpipe(1, 3), backend="threads")
+    [(trainer, _)] = in_threads(1, partial(training.trained, job))
     weights = [weight for layer in trainer.layers.values() for weight in layer.parameters()]
     tensors = [each for weight in weights for each in (weight, weight.grad)]
     tensors += [each for state in trainer.optimizer.state.values() for each in state.values()]

@@ -14,8 +14,10 @@ from itertools import pairwise, product
 
 import pytest
 from catalogue import EVERY, build, each_builder, held_peak, label
+from conftest import mlp, small_job
 from drawn import read
-from threads import differs, run, tagless
+from one_process import assert_near, by_one_process, by_threads
+from threads import tagless
 
 from microp.comms import thread_comms
 from microp.schedule import Action, Op, Schedule, receives_to_post, validate
@@ -233,6 +235,12 @@ def test_some_orders_use_tensors_in_another_order_than_they_are_sent():
         assert {link for link in sent if sent[link] != used[link]} == turned
 
 
+def assert_right(schedule: Schedule, transport) -> None:
+    """Its losses and gradients are the single process's, over a transport between threads."""
+    job = small_job(schedule=schedule, model=mlp("float64"))
+    assert_near(by_threads(job, transport=transport), by_one_process(job))
+
+
 SMALL = [
     (builder, ranks, chunks)
     for builder in EVERY
@@ -255,8 +263,7 @@ def test_a_mutant_is_refused_or_runs_correctly(builder, ranks, chunks, whole):
     assert kinds["swapped"] > 0
     rng = random.Random(11)
     for number, (_, mutant) in enumerate(rng.sample(fine, min(10 if whole else 4, len(fine)))):
-        got = run(mutant, (thread_comms, tagless)[number % 2])
-        assert differs(mutant, got) <= 1e-12, mutant.ranks
+        assert_right(mutant, (thread_comms, tagless)[number % 2])
 
 
 @each_builder
@@ -264,15 +271,15 @@ def test_every_builder_runs_over_links_without_tags(builder):
     for ranks, chunks in product((2, 3, 4), (3, 5)):
         schedule = build(builder, ranks, chunks)
         if schedule.stages <= 6 and schedule.slices == 1:
-            assert differs(schedule, run(schedule, tagless)) <= 1e-12
+            assert_right(schedule, tagless)
 
 
 def test_the_comparison_can_fail():
-    schedule = naive(2, 3)
-    got = run(schedule)
-    assert differs(schedule, got) <= 1e-12
-    got[0][0].view(-1)[0] += 1e-9
-    assert differs(schedule, got) > 1e-12
+    job = small_job(schedule=naive(2, 3), model=mlp("float64"))
+    got = by_threads(job)
+    got[1][0][0].view(-1)[0] += 1e-9
+    with pytest.raises(AssertionError):
+        assert_near(got, by_one_process(job))
 
 
 # --- schedules with one thing wrong, or with another order -----------------------------------------
