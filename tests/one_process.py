@@ -21,7 +21,7 @@ _known: dict[str, Trained] = {}
 
 
 def by_one_process(job: Job) -> Trained:
-    key = repr((job.model, job.schedule.chunks, job.batch_size, job.computing))
+    key = repr((job.model, job.schedule.chunks, job.batch_size, job.replicas, job.computing))
     if key not in _known:
         steps = list(monolith.steps(job, training.STEPS))
         _known[key] = [step.loss for step in steps], steps[-1].gradients

@@ -1,9 +1,7 @@
 """Models with data of their own, for tests; outputs of some of their layers are views, and not in one piece."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import torch
@@ -12,8 +10,7 @@ from own_model import Calls
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from microp.model import Layers, code_of, inspect_layers
-from microp.settings import OwnSettings, own_settings
+from microp.model import Layers
 
 
 class Images(Dataset):
@@ -53,9 +50,3 @@ def drawn_anew() -> Layers:
     """Each rank would have a data set of its own."""
     numbers = torch.from_numpy(np.random.default_rng().standard_normal((50, 6), np.float32))
     return replace(regression(), data=TensorDataset(numbers, numbers.sum(1, keepdim=True)))
-
-
-@cache
-def settings_of(function: Callable[..., Layers]) -> OwnSettings:
-    name = function.__name__
-    return own_settings(name, f"own_data.{name}", {}, inspect_layers(function(), code_of(function)))

@@ -176,7 +176,7 @@ def settings_of(function: Callable[..., Layers], computing: Computing = AS_WRITT
     facts = inspect_layers(function(**keys), code_of(function))
     if computing.dtype:
         facts = replace(facts, lowered=lowered_types(function(**keys), computing))
-    return own_settings(function.__name__, f"own_model.{function.__name__}", keys, facts)
+    return own_settings(function.__name__, f"{function.__module__}.{function.__name__}", keys, facts)
 
 
 def own_job(model: OwnSettings, **changes) -> Job:

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from configs import config
 from conftest import CHECKPOINTING
 
 from microp.comms import thread_comms
-from microp.config import config_checks, job_of
+from microp.config import job_of
 from microp.device import ActivationMeter, MemoryMeter, memory_probe
 from microp.model import Batch, Stage, build_model
-from microp.settings import Checkpointing, DeviceSettings, MlpSettings
+from microp.settings import Checkpointing, MlpSettings
 
 MIB = 2**20
 
@@ -75,22 +74,6 @@ def test_activation_meter_by_hand():
                 meter.look()
         assert (name, meter.peak_bytes) == (name, expected[name])
         assert meter.peak_in_flight == 3
-
-
-def test_problems_without_a_gpu(monkeypatch):
-    def problems(ranks: int) -> list[str]:
-        return config_checks.problems(config("device=cuda", f"ranks={ranks}"))
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    [problem] = problems(2)
-    assert "torch sees no GPU" in problem
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert problems(2) == []
-    assert problems(3) == [
-        "ranks=3 is more than the 2 GPUs here: use at most 2, or device.share=true, by which ranks share one"
-    ]
-    assert DeviceSettings("cpu", 0).problems() == ["device.threads=0 is below 1: use at least 1"]
 
 
 SUBJECTS = [

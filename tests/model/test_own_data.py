@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from conftest import CHECKPOINTING
 from one_process import assert_equal, by_processes, by_threads
-from own_data import Images, drawn_anew, few_images, images, regression, settings_of
-from own_model import own_job
+from own_data import Images, drawn_anew, few_images, images, regression
+from own_model import own_job, settings_of
 from torch import nn
 
 from microp.model import Layers, build_model, inspect_layers

@@ -20,9 +20,9 @@ UNEQUAL = LayerPrices("made up", [LayerTimes(t, t, t, 2 * t, t) for t in (1, 1, 
 SPACE = Space(chunks=(2, 4, 8), checkpointing=("never", "always", "except_last"), replicas=(1, 2))
 
 
-def some_pricer(prices=None) -> Pricer:
+def some_pricer(prices=None, ranks: int = 4, rows: int = 32) -> Pricer:
     prices = NominalPrices(DEVICE) if prices is None else prices
-    return Pricer(Subject(8, 4, 32, prices, lambda split, slices, rows: LAYERS))
+    return Pricer(Subject(8, ranks, rows, prices, lambda split, slices, rows: LAYERS))
 
 
 def all_sizes(layers: int, stages: int) -> list[tuple[int, ...]]:
@@ -99,9 +99,7 @@ def test_replicas_divide_the_ranks_and_the_rows():
 
 
 def advised_pricer(ranks: int = 4) -> Pricer:
-    return Pricer(
-        Subject(8, ranks, 64, NominalPrices(replace(DEVICE, latency_ms=0.0)), lambda split, slices, rows: LAYERS)
-    )
+    return some_pricer(NominalPrices(replace(DEVICE, latency_ms=0.0)), ranks, 64)
 
 
 def gpipe_now() -> tuple:

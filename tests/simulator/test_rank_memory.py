@@ -4,18 +4,18 @@ import random
 
 import numpy as np
 import pytest
+from conftest import CHECKPOINTING
 from random_schedules import random_schedule
 
 from microp.job import Workload
 from microp.schedule import Action, Op, Schedule, builders, spread
-from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
+from microp.settings import HOLDS_NOTHING, Holds
 from microp.simulator import LayerMemory, Ranks, Size, StageBytes
 from microp.simulator.rank_memory import COMING_GRADIENT, COMING_INPUT, SENT_GRADIENT, SENT_OUTPUT, held_counts
 
 ORDERS = [builders.gpipe(3, 5), builders.one_f_one_b(4, 6), builders.zb_h2(3, 6), builders.interleaved(2, 5)]
 ORDERS += [builders.breadth_first(2, 4, 3), builders.zb_v(3, 7), builders.dualpipe_v(2, 6)]
-POLICIES = [Checkpointing("never", 0, False), Checkpointing("always", 1, False)]
-POLICIES += [Checkpointing("except_last", 1, True), Checkpointing("segments", 2, False)]
+POLICIES = [*CHECKPOINTING.values()]
 
 
 def activation_peak(schedule: Schedule, *memory: StageBytes, spared: tuple[int, ...] = ()) -> dict[int, float]:

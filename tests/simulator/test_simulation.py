@@ -51,6 +51,9 @@ class FixedPoint:
             pass
 
     def takes(self, action: Action):
+        return self.whole(action) * (self.costs.shares[action.microbatch] if self.costs.shares else 1)
+
+    def whole(self, action: Action):
         costs, stage = self.costs, action.stage
         weight = costs.weight[stage] if costs.weight else 0
         if action.op is Op.F:
@@ -237,34 +240,14 @@ def test_time_grows_with_the_number_of_actions():
     assert many < 14 * few  # 4 times the actions; the rest is for a busy machine, and 16 would be the square
 
 
-BASE = {Op.F: 12, Op.B: 36, Op.I: 24, Op.W: 12}
-
-
-def costs_by_unit(schedule, latency=0, **shares) -> Costs:
-    of = [(n,) * schedule.stages for n in (12, 24, 12)]
-    return Costs(*of, latency=latency, **unit_shares(schedule, **shares))
-
-
-def by_hand(schedule, time) -> int:
-    """The makespan by longest paths over parents and rows, without the simulator."""
-    ends: dict[Action, int] = {}
-    before = {b: a for row in schedule.ranks for a, b in pairwise(row)}
-
-    def end(action: Action):
-        if action not in ends:
-            needs = [*schedule.parents(action), *([before[action]] if action in before else [])]
-            ends[action] = max(map(end, needs), default=0) + time(action)
-        return ends[action]
-
-    return max(end(action) for _, action in schedule)
-
-
 @pytest.mark.parametrize("build", [builders.gpipe, builders.one_f_one_b, builders.zb_h1, builders.interleaved])
 def test_a_long_microbatch_is_priced(build):
     for ranks, lengths in product((1, 2, 3), ([1, 1, 4, 1], [3, 1, 1, 2, 1])):
         schedule = build(ranks, len(lengths))
-        costs = costs_by_unit(schedule, per_microbatch=lengths)
-        expected = by_hand(schedule, lambda a, lengths=lengths: BASE[a.op] * lengths[a.microbatch])
+        times = [(n,) * schedule.stages for n in (12, 24, 12)]
+        costs = Costs(*times, **unit_shares(schedule, per_microbatch=lengths))
+        assert costs.shares == tuple(lengths)
+        expected = max(FixedPoint(schedule, costs).end.values())
         assert makespan(spans := simulate(schedule, costs)) == expected
         if lengths == [1, 1, 4, 1]:  # most are alike, so the others are told from them
             assert makespan(replay(schedule, spans)) == expected
@@ -275,8 +258,8 @@ def test_later_slices_take_longer():
     shares = unit_shares(schedule, per_microbatch=[1, 2], per_slice=[1, 2, 3])
     assert shares["shares"] == tuple(Fraction(n, 6) for n in (1, 2, 3, 2, 4, 6))
     assert shares["sizes"] == tuple(Fraction(n, 3) for n in (1, 1, 1, 2, 2, 2))
-    expected = by_hand(schedule, lambda a: {Op.F: 12, Op.B: 36}[a.op] * shares["shares"][a.microbatch])
-    assert makespan(simulate(schedule, costs_by_unit(schedule, per_microbatch=[1, 2], per_slice=[1, 2, 3]))) == expected
+    costs = Costs((12,) * 3, (36,) * 3, **shares)
+    assert makespan(simulate(schedule, costs)) == max(FixedPoint(schedule, costs).end.values())
 
 
 def test_a_hop_carries_the_bytes_of_its_unit():
