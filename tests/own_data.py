@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from own_model import Calls
+from shapes import Does
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -28,7 +28,7 @@ class Images(Dataset):
 
 def images(size: int = 40) -> Layers:
     inside = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(3)]
-    ends = [nn.Flatten(2), Calls(lambda x: x.transpose(1, 2)), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))]
+    ends = [nn.Flatten(2), Does(lambda _, x: x.transpose(1, 2)), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))]
     return Layers([nn.Conv2d(2, 4, 3, padding=1), *inside, *ends], F.cross_entropy, data=Images(size))
 
 
@@ -42,7 +42,7 @@ def noise(step: int, rows: int) -> tuple[Tensor, Tensor]:
 
 def regression() -> Layers:
     """A function's data, whose targets are numbers."""
-    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), Calls(lambda x: x[:, :4]), nn.Linear(4, 1)]
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), Does(lambda _, x: x[:, :4]), nn.Linear(4, 1)]
     return Layers(layers, F.mse_loss, data=noise)
 
 

@@ -42,9 +42,7 @@ def order_of_a_step(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: i
     """This rank's actions in the order of their starts, as traced, of every job."""
     orders = []
     for job in jobs:
-        trainer = Trainer(job, comms, comms.rank)
-        trainer.load(0)
-        trainer.step(0)
+        trainer, _ = trained(job, comms, 1)
         orders.append(tuple(span.action for span in sorted(trainer.trace.spans, key=lambda span: span.start)))
     return orders
 
@@ -53,9 +51,7 @@ def peak_memory(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, 
     """This rank's peak memory in MiB, of every job."""
     peaks = []
     for job in jobs:
-        trainer = Trainer(job, comms, comms.rank)
-        trainer.load(0)
-        trainer.step(0)
+        trainer, _ = trained(job, comms, 1)
         trainer.load(1)
         peaks.append(trainer.memory_step(1)["peak_memory_mib"])
     return peaks

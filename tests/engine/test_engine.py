@@ -4,12 +4,13 @@ from itertools import pairwise
 
 import pytest
 from conftest import small_job
+from training import trained
 
 from microp.comms import thread_comms
 from microp.records import read_spans
 from microp.schedule.builders import gpipe, naive, one_f_one_b
 from microp.trace import in_flight_peak
-from microp.worker import Trainer, launch_ranks
+from microp.worker import launch_ranks
 
 
 @pytest.mark.parametrize(("build", "ranks"), [(gpipe, 3), (one_f_one_b, 3), (naive, 2)])
@@ -31,9 +32,7 @@ def test_measured_spans_keep_the_order_and_the_dependencies(build, ranks, tmp_pa
 
 def test_gradients_are_dropped_between_steps():
     [comms] = thread_comms(1)
-    trainer = Trainer(small_job(schedule=gpipe(1, 2)), comms, 0)
-    trainer.load(0)
-    trainer.step(0)
+    trainer, _ = trained(small_job(schedule=gpipe(1, 2)), comms, 1)
     weight = next(trainer.stages[0].layers.parameters())
     assert weight.grad is not None
     trainer.load(1)

@@ -16,6 +16,7 @@ from own_model import (
     settings_of,
     tied_layers,
 )
+from shapes import Does
 from torch import nn
 from training import digest
 
@@ -27,23 +28,12 @@ def first():
     return nn.Sequential(nn.Embedding(256, 8), nn.Flatten(), nn.Linear(32, 8))
 
 
-class Makes(nn.Module):
-    """A layer that does something with its input."""
-
-    def __init__(self, work) -> None:
-        super().__init__()
-        self.work, self.weight = work, nn.Parameter(torch.ones(8))
-
-    def forward(self, x):
-        return self.work(x * self.weight)
-
-
 def layers(*inside, loss=of_last):
     return lambda: Layers([first(), *(make() for make in inside), nn.Linear(8, 256)], loss, 4)
 
 
 def making(work):
-    return layers(lambda: Makes(work))
+    return layers(lambda: Does(lambda own, x: work(x * own.weight), weight=nn.Parameter(torch.ones(8))))
 
 
 def one_row(x):
@@ -51,13 +41,11 @@ def one_row(x):
 
 
 REFUSED = {  # a part of what the message says -> the function; `config/bad_input.txt` has the others
-    "layer 1 (Makes), which makes [2, 8] float64, and layer 0, which makes [2, 8] float32": making(
-        lambda x: x.double()
-    ),
+    "layer 1 (Does), which makes [2, 8] float64, and layer 0, which makes [2, 8] float32": making(lambda x: x.double()),
     "layer 1 (GRU), which makes a tuple of [2, 8] float32: let it return one tensor": layers(lambda: nn.GRU(8, 8)),
     "which makes [2, 8] float32 of 2 rows and [2, 8] float32 of 3: let the first size be": making(one_row),
     "layer 1 (ReLU), which writes into its input": layers(lambda: nn.ReLU(inplace=True)),
-    "layer 1 (Makes), whose output has no gradient: join it": making(lambda x: x.detach()),
+    "layer 1 (Does), whose output has no gradient: join it": making(lambda x: x.detach()),
     "a loss that fails for targets from 0 to 255 (IndexError: ": lambda: Layers([first()], of_last, 4),
     "a loss that fails for (output [2, 256] float32, targets [2, 4] int64) (": layers(nn.ReLU, loss=F.cross_entropy),
     "a loss that makes [2, 4] float32 of (output [2, 256] float32, targets [2, 4] int64): return the mean": layers(

@@ -9,7 +9,7 @@ from time import process_time
 import numpy as np
 import pytest
 from drawn import equal, read
-from random_schedules import random_costs, random_schedule
+from random_schedules import random_cases, random_schedule
 
 from microp.schedule import Action, Op, Schedule, builders
 from microp.schedule.builders import gpipe, one_f_one_b
@@ -104,10 +104,7 @@ class FixedPoint:
 
 @RULES
 def test_times_are_those_of_the_fixed_point(transfer):
-    random = Random(1)
-    for _ in range(60):
-        schedule = random_schedule(random)
-        costs = random_costs(random, schedule, transfer)
+    for schedule, costs in random_cases(1, 60, transfer):
         spans, expected = simulate(schedule, costs), FixedPoint(schedule, costs)
         assert {span.action: span.end for span in spans} == expected.end
         assert {span.action: span.wait_start for span in spans} == expected.asked
@@ -117,10 +114,7 @@ def test_times_are_those_of_the_fixed_point(transfer):
 
 @RULES
 def test_the_critical_path_is_as_long_as_the_step(transfer):
-    random = Random(6)
-    for _ in range(60):
-        schedule = random_schedule(random)
-        costs = random_costs(random, schedule, transfer)
+    for schedule, costs in random_cases(6, 60, transfer):
         spans = simulate(schedule, costs)
         path = critical_path(spans)
         assert path[0].start == 0
