@@ -1,11 +1,20 @@
 """Schedules, spans and costs as tests write them."""
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 from microp.schedule import Action, Op, Schedule
 from microp.simulator import Costs, for_stages
 from microp.trace import Span
+
+
+def defined(build: Callable[[int, int], Schedule], ranks: int, numbers: Iterable[int]) -> Iterator[Schedule]:
+    """The schedules of a builder, which says for which numbers of microbatches it is not defined."""
+    for chunks in numbers:
+        with suppress(ValueError):
+            yield build(ranks, chunks)
 
 
 def read(*rows: str, chunks: int = 1, name: str = "drawn") -> Schedule:

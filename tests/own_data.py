@@ -1,7 +1,9 @@
 """Models with data of their own, for tests; outputs of some of their layers are views, and not in one piece."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,23 +15,28 @@ from torch.utils.data import Dataset, TensorDataset
 from microp.model import Layers
 
 
-class Images(Dataset):
-    """Images of one of three kinds, with noise."""
+class Items(Dataset):
+    """A data set whose items a function of their number makes."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, item: Callable[[int], Any]) -> None:
+        self.size, self.item = size, item
 
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.full((2, 4, 4), index % 3 - 1.0) + torch.randn(2, 4, 4), index % 3
+    def __getitem__(self, index: int) -> Any:
+        return self.item(index)
+
+
+def image(index: int) -> tuple[Tensor, int]:
+    """One of three kinds, with noise."""
+    return torch.full((2, 4, 4), index % 3 - 1.0) + torch.randn(2, 4, 4), index % 3
 
 
 def images(size: int = 40) -> Layers:
     inside = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(3)]
     ends = [nn.Flatten(2), Does(lambda _, x: x.transpose(1, 2)), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))]
-    return Layers([nn.Conv2d(2, 4, 3, padding=1), *inside, *ends], F.cross_entropy, data=Images(size))
+    return Layers([nn.Conv2d(2, 4, 3, padding=1), *inside, *ends], F.cross_entropy, data=Items(size, image))
 
 
 def few_images() -> Layers:

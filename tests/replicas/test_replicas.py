@@ -8,6 +8,7 @@ from itertools import cycle, product
 import pytest
 import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
+from drawn import defined
 from one_process import assert_near, by_one_process
 from own_model import mixed, settings_of
 from threads import in_threads
@@ -49,16 +50,13 @@ def cases(replicas: int, ranks: int, syncs, chunks: int, part: int = 1):
     for (number, build), (turn, sync) in product(enumerate(BUILDERS), enumerate(syncs)):
         if (number + turn + ranks + replicas) % part:
             continue
-        try:
-            schedule = build(ranks, chunks)
-        except ValueError:
-            continue  # not defined for so few ranks or chunks
-        make, checkpointing, cut = next(turns)
-        if sync.problems(schedule.name, bool(schedule.input_gradients), "shm"):
-            continue
-        model = (SLICED if schedule.slices * schedule.copies > 1 else make)(schedule.stages + 1)
-        given = {"schedule": schedule, "model": model, "checkpointing": checkpointing, "cut": cut}
-        yield small_job(**given, batch_size=ROWS, replicas=replicas, sync=sync)
+        for schedule in defined(build, ranks, [chunks]):
+            make, checkpointing, cut = next(turns)
+            if sync.problems(schedule.name, bool(schedule.input_gradients), "shm"):
+                continue
+            model = (SLICED if schedule.slices * schedule.copies > 1 else make)(schedule.stages + 1)
+            given = {"schedule": schedule, "model": model, "checkpointing": checkpointing, "cut": cut}
+            yield small_job(**given, batch_size=ROWS, replicas=replicas, sync=sync)
 
 
 def check(job, found: list[training.Left]) -> None:
