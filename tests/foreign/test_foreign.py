@@ -9,17 +9,7 @@ import pytest
 import yaml
 
 from microp.config import compose_config, make_pricing_job, read_config
-from microp.foreign import (
-    TraceError,
-    align,
-    make_steps,
-    marked,
-    profile_of,
-    read_lanes,
-    read_names,
-    step_rows,
-    what_if,
-)
+from microp.foreign import TraceError, align, make_steps, marked, profile_of, read_lanes, read_names, step_rows, what_if
 from microp.profiling import to_plain
 from microp.schedule.builders import chimera, dualpipe_v, gpipe, interleaved, one_f_one_b, seq_1f1b, zb_h1, zb_v
 from microp.simulator import calibrate_steps, for_stages, replay_steps, simulate

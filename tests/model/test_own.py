@@ -5,17 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from own_model import (
-    by_numpy,
-    leaving,
-    mixed,
-    normed,
-    of_last,
-    partly_frozen,
-    passing,
-    settings_of,
-    tied_layers,
-)
+from own_model import by_numpy, leaving, mixed, normed, of_last, partly_frozen, passing, settings_of, tied_layers
 from shapes import Does
 from torch import nn
 from training import digest

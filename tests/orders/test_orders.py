@@ -8,15 +8,7 @@ from random import Random
 import pytest
 from every_order import Orders
 
-from microp.orders import (
-    Memory,
-    Problem,
-    lower_bounds,
-    pairs,
-    search,
-    solve,
-    with_solver,
-)
+from microp.orders import Memory, Problem, lower_bounds, pairs, search, solve, with_solver
 from microp.orders.pairing import paired
 from microp.orders.problem import makespan_of
 from microp.schedule import Op, Schedule, builders, validate
