@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from conftest import CHECKPOINTING, mlp, small_job
+from conftest import mlp, small_job
 from emulation import settings, workload
 from one_process import assert_near, by_one_process, by_threads
 
@@ -71,15 +71,8 @@ def test_recomputation(given, checkpointing, recompute, spared):
 
 
 def run(tmp_path, checkpointing="never", **device):
-    job = small_job(
-        schedule=one_f_one_b(2, 4),
-        model=mlp(),
-        batch_size=8,
-        steps=4,
-        device=settings(**device),
-        backend="threads",
-        checkpointing=CHECKPOINTING[checkpointing],
-    )
+    given = {"schedule": one_f_one_b(2, 4), "batch_size": 8, "steps": 4, "device": settings(**device)}
+    job = small_job(checkpointing, **given, backend="threads")
     run_threads(job, tmp_path)
     return job, read_spans(tmp_path), summarise(job, tmp_path, "finished")
 
@@ -105,15 +98,9 @@ def test_a_run_lasts_what_it_was_told_to(tmp_path):
 )
 def test_a_pair_trains_as_its_two_actions_do(schedule):
     """In float64, with recomputation; a pair waits for both inputs and gives both outputs."""
-    model = mlp("float64")
-    job = small_job(
-        schedule=schedule,
-        model=model,
-        partition=uniform(model.layers, schedule.depth),
-        checkpointing=CHECKPOINTING["except_last"],
-        device=settings(forward_ms=0.2, backward_ms=0.4, pair_ms=0.5, overhead_ms=0.1),
-        backend="threads",
-    )
+    device = settings(forward_ms=0.2, backward_ms=0.4, pair_ms=0.5, overhead_ms=0.1)
+    given = {"schedule": schedule, "model": mlp("float64"), "device": device, "backend": "threads"}
+    job = small_job("except_last", **given)
     for device in (job.device, DeviceSettings("cpu", 1)):
         assert_near(by_threads(replace(job, device=device)), by_one_process(job))
 

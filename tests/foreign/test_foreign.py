@@ -51,16 +51,8 @@ def as_chrome(folder: Path, spans, name="PP:{0.stage}{0.op}{0.microbatch}", more
 
 
 def slice_of(name, start, end, **more):
-    return {
-        "ph": "X",
-        "cat": "user_annotation",
-        "name": name,
-        "pid": 1,
-        "tid": 2,
-        "ts": start,
-        "dur": end - start,
-        **more,
-    }
+    where = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 2}
+    return {**where, "name": name, "ts": start, "dur": end - start, **more}
 
 
 def read(*files, names=None):

@@ -8,19 +8,7 @@ import pytest
 from stored import store_run
 
 from microp import records
-from microp.records import (
-    RankRecorder,
-    SweepPlan,
-    WriteError,
-    in_a_line,
-    in_words,
-    new_attempt,
-    read_reductions,
-    read_rows,
-    read_spans,
-    write_json,
-    write_text,
-)
+from microp.records import RankRecorder, SweepPlan, new_attempt, read_reductions, read_rows, read_spans, write_json
 from microp.results import finished_runs, load_runs
 from microp.schedule import Op
 from microp.trace import Reduction, Span, Spans
@@ -186,8 +174,8 @@ ALLOCATING = (
 
 def test_a_reason_other_than_room_is_told_with_the_remedy(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(WriteError) as error:
-        write_text(tmp_path / "file" / "a", "text")
+    with pytest.raises(records.WriteError) as error:
+        records.write_text(tmp_path / "file" / "a", "text")
     assert str(error.value) == (
         f"{tmp_path / 'file' / 'a'} cannot be written (Not a directory): make it writable, "
         "or choose another output_dir; the same command then goes on"
@@ -216,7 +204,7 @@ SYSTEM = {
 
 
 def test_an_error_is_one_line_in_words():
-    assert [in_words(error) for error in SAID.values()] == list(SAID)
+    assert [records.in_words(error) for error in SAID.values()] == list(SAID)
     for said, error in SYSTEM.items():
-        assert in_a_line(error).startswith(said)
-        assert "\n" not in in_a_line(error)
+        assert records.in_a_line(error).startswith(said)
+        assert "\n" not in records.in_a_line(error)

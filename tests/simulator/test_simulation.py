@@ -13,17 +13,7 @@ from random_schedules import random_cases, random_schedule
 
 from microp.schedule import Action, Op, Schedule, builders
 from microp.schedule.builders import gpipe, one_f_one_b
-from microp.simulator import (
-    LINK_MODELS,
-    Costs,
-    critical_path,
-    for_stages,
-    replay,
-    simulate,
-    simulation,
-    step_times,
-    unit_shares,
-)
+from microp.simulator import LINK_MODELS, Costs, critical_path, for_stages, replay, simulate, step_times, unit_shares
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
 from microp.trace import Span, ends_at, makespan, reductions
 
@@ -145,7 +135,7 @@ def gaps(schedule: Schedule, costs: Costs, path: list[Span]) -> Iterator[bool]:
 @pytest.mark.parametrize("unit", [1, Fraction(1, 3), 0.1, 10**18], ids=["int", "Fraction", "float", "huge"])
 def test_a_pure_delay_has_the_times_and_causes_of_the_rules_in_general(unit, small, monkeypatch):
     """Also where an action and a message end together, and for columns of every type, in lists and in arrays."""
-    monkeypatch.setattr(simulation, "SMALL", small)
+    monkeypatch.setattr("microp.simulator.simulation.SMALL", small)
     random = Random(7)
     for _ in range(15):
         schedule = random_schedule(random)
