@@ -78,3 +78,15 @@ def store_run(
     numbers |= {"loss": {"first": 4.0, "last": 3.5} if done else None}
     write_json(attempt / "summary.json", {**numbers, **summary})
     return job.run_id
+
+
+def spoil(file: Path, how: str) -> None:
+    """Damage a file: it is missing, empty, cut, no text, without keys, has another bit, or is what `how` says."""
+    content = file.read_bytes()
+    file.unlink()
+    middle, cut = len(content) // 2, content[: len(content) // 3]
+    other = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :] if content else b""
+    left = {"empty": b"", "cut": cut, "not-text": b"\xff\xfe\x00" * len(content), "one bit": other}
+    left["no-keys"] = b"[]\n" * content.count(b"\n")
+    if how != "missing":
+        file.write_bytes(left.get(how, how.encode()))

@@ -10,6 +10,7 @@ import rank_faults
 import torch
 import user
 from configs import config
+from stored import spoil
 
 import microp
 from microp import worker
@@ -70,19 +71,6 @@ def test_another_number_of_ranks_partition_or_schedule_is_not(saved, tmp_path):
     words = ["ranks=3", "schedule=1f1b", "partition=skewed", "chunks=2", "checkpointing=always", "comms=gloo"]
     for path in (saved, saved.parent, saved / "snapshots" / "step-4"):
         assert problems(*WORDS, *words, f"snapshot.path={path}", f"output_dir={tmp_path}") == []
-
-
-def spoil(file: Path, how: str) -> None:
-    content = file.read_bytes()
-    if how == "missing":
-        file.unlink()
-    elif how == "cut":
-        file.write_bytes(content[: len(content) // 2])
-    elif how == "one bit":
-        middle = len(content) // 2
-        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    else:
-        file.write_text(how)
 
 
 DAMAGES = [

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from stored import spoil
 
 import microp
 from analysis import __main__ as report
@@ -32,19 +33,6 @@ UNSEEN = {  # nothing tells how many errors and sums were written
 CASES = sorted({*product(RECORDS, DAMAGES)} - UNSEEN)
 
 
-def damage(path: Path, how: str) -> None:
-    content = path.read_bytes()
-    path.unlink()
-    left = {
-        "cut": content[: len(content) // 3],
-        "empty": b"",
-        "not-text": b"\xff\xfe\x00" * len(content),
-        "no-keys": b"[]\n" * content.count(b"\n"),
-    }
-    if how in left:
-        path.write_bytes(left[how])
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The outputs folder with a run that is whole, and another one for each damage to each record."""
@@ -54,12 +42,12 @@ def made(tmp_path_factory):
         copy = Path(shutil.copytree(good, run_of(outputs, record, how) / "attempt-1"))
         if record.startswith("error"):
             write_json(copy / record, {"message": "rank 1 died", "lost_peer": False, "time": 1.0})
-        damage(copy / record, how)
+        spoil(copy / record, how)
     for how in DAMAGES:
         plan = {"schema_version": 2, "name": "mine", "points": [{"run_id": "a", "overrides": ["chunks=3"]}]}
         (outputs / "sweeps" / how).mkdir(parents=True)
         write_json(outputs / "sweeps" / how / "plan.json", plan)
-        damage(outputs / "sweeps" / how / "plan.json", how)
+        spoil(outputs / "sweeps" / how / "plan.json", how)
     return outputs
 
 
