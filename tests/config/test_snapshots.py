@@ -134,15 +134,13 @@ def test_in_a_sweep_points_without_a_snapshot_start_at_their_beginning(saved, tm
     [status] = (tmp_path / "outputs" / "runs").glob("*/attempt-1/status.json")
     status.write_text(status.read_text().replace('"finished"', '"failed"'))
     words = ["-m", "chunks=2,4", *WORDS, "comms=threads", "snapshot.resume=true"]
-    done = user.microp(*words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = user.ran(*words, folder=tmp_path)
     assert f"{saved.parent.name} goes on after step 4 of 5, from outputs/runs/" in done.stderr
     found = {path.parts[-3][:9]: read_json(path)["resumed"] for path in tmp_path.glob("outputs/runs/*/*/summary.json")}
     assert found["gpipe-m2-"] is None
     steps = [read_json(path)["steps"] for path in tmp_path.glob("outputs/runs/gpipe-m4-*/attempt-2/summary.json")]
     assert steps == [1]
-    again = user.microp(*words, folder=tmp_path)
-    assert again.returncode == 0, again.stderr
+    again = user.ran(*words, folder=tmp_path)
     assert "2 of 2 points are finished already" in again.stderr
 
 

@@ -168,8 +168,7 @@ def test_bad_input_is_one_message_and_exit_code_2(words, tmp_path):
 
 @pytest.mark.parametrize("words", ["chunks=2 -m schedule=gpipe", "chunks=2 -cd . schedule=gpipe -cn config"])
 def test_options_may_stand_between_keys(words, tmp_path):
-    done = microp(*words.split(), "dry_run=true", *SMALL, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran(*words.split(), "dry_run=true", *SMALL, folder=tmp_path)
     assert "gpipe-m2-k2-" in done.stdout
 
 
