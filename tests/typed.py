@@ -1,6 +1,5 @@
 """Types a command in this process and folder: its exit code, and what a user reads."""
 
-import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from microp.commands import ordering, planning, pricing, profiling
 from microp.points import PointsCallback
 from microp.points.sweep import SweepCallback
 
-SIGNS = {"␤": "\n", "␀": "\0", "␛": "\x1b", "␠": " "}  # so a table shows what cannot be seen
 PROGRAMS = {  # the first word of a command -> what it calls; without one of them it is a run
     "run": run.main,
     "simulate": pricing.main,
@@ -27,16 +25,9 @@ CALLBACKS = (SweepCallback, pricing.PricingCallback, planning.PlanCallback, prof
 CALLBACKS += (ordering.OrderCallback,)
 
 
-def words_of(text: str) -> list[str]:
-    """Split a line as a shell does; `9⟨5000⟩` is 5000 nines, and signs stand for what cannot be seen."""
-    text = re.sub(r"(.)⟨(\d+)⟩", lambda found: found[1] * int(found[2]), text)
-    words = shlex.split(text)
-    return [re.sub("[" + "".join(SIGNS) + "]", lambda found: SIGNS[found[0]], word) for word in words]
-
-
 def type_in(folder: Path | None, line: str, patch: pytest.MonkeyPatch) -> int:
-    """Type a command, if there is a folder with its options, `-cd FOLDER`, and return the exit code."""
-    words = words_of(line)
+    """Type a line as in a shell, if there is a folder with its options, `-cd FOLDER`, and return the exit code."""
+    words = [word.replace("␤", "\n") for word in shlex.split(line)]
     program = words.pop(0) if words and words[0] in PROGRAMS else "run"
     patch.setattr(sys, "argv", ["microp", *(["-cd", str(folder)] if folder else []), *words])
     GlobalHydra.instance().clear()

@@ -38,8 +38,8 @@ def typed(tmp_path, monkeypatch, capsys):
     return command
 
 
-def status(folder: str = "*") -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(Path("outputs/runs").glob(f"{folder}/*/status.json"))]
+def status() -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(Path("outputs/runs").glob("*/*/status.json"))]
 
 
 @pytest.mark.parametrize(
