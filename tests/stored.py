@@ -10,7 +10,7 @@ from configs import config
 from microp.config import make_job
 from microp.config.config import Config, to_yaml
 from microp.job import Job
-from microp.records import RankRecorder, new_attempt, write_json, write_schedule
+from microp.records import RankRecorder, new_attempt, read_json, write_json, write_schedule
 
 NOON = 1_795_348_800.0  # 22 November 2026, 12:00 UTC
 ENV = {"commit": "c0ffee", "processor": "a processor", "cores": 2, "gpus": [], "python": "3.11", "experiment": None}
@@ -78,6 +78,11 @@ def store_run(
     numbers |= {"loss": {"first": 4.0, "last": 3.5} if done else None}
     write_json(attempt / "summary.json", {**numbers, **summary})
     return job.run_id
+
+
+def amend(file: Path, **changes: Any) -> None:
+    """Change some values of a JSON record."""
+    write_json(file, {**read_json(file), **changes})
 
 
 def spoil(file: Path, how: str) -> None:

@@ -1,19 +1,18 @@
 """`dry_run=true` shows the points, their state, their steps and their predicted time, and leaves nothing behind."""
 
-import json
 import os
 import shlex
 
 import pytest
 from profiled import written
-from stored import store_run
+from stored import amend, store_run
 from typed import type_in
-from user import SMALL, microp, ran
+from user import SMALL, microp, ran, read
 
 from microp.commands.interface import measure
 from microp.config import ConfigError, job_of
 from microp.config.config import compose_config
-from microp.records import hold, write_json
+from microp.records import hold
 from microp.terminal import console
 
 TIMES = ["device=emulated", "device.forward_ms=10", "device.backward_ms=20", "tracking=disabled", "comms=threads"]
@@ -39,8 +38,7 @@ def record(outputs, words: list[str], seconds: float) -> None:
     """A finished run that took this long."""
     run = store_run(outputs, *words)
     path = outputs / "runs" / run / "attempt-1" / "status.json"
-    status = json.loads(path.read_text())
-    write_json(path, {**status, "ended": status["started"] + seconds})
+    amend(path, ended=read(path)["started"] + seconds)
 
 
 def files(folder) -> list[str]:
