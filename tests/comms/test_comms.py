@@ -44,12 +44,6 @@ def test_threads_see_another_size():
         second.recv_tensor([11], 0)
 
 
-def test_a_peer_that_does_not_send():
-    _, second = thread_comms(2, timeout_s=0.05)
-    with pytest.raises(TimeoutError, match="waited 0.05 s for rank 0"):
-        second.recv_tensor([1], 0)
-
-
 def test_a_failed_thread_wakes_the_others():
     first, second = thread_comms(2)
     threading.Timer(0.05, first.abort).start()

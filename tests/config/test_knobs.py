@@ -54,14 +54,6 @@ def test_a_knob_that_only_some_points_use_is_not_asked_of_the_others(axis):
     assert with_it != read_config(compose_config(axis.replace(f"={first.partition('=')[2]},", "=")))
 
 
-def test_a_knob_that_no_point_of_a_sweep_uses_is_refused():
-    words = ("checkpointing=never,always", "checkpointing.segments=3", "replicas=1", "sync=flat", "schedule.drian=fifo")
-    _, problems, notes = points(*words)
-    keys = sorted(problem.partition("=")[0] for problem in problems)
-    assert keys == ["checkpointing.segments", "schedule.drian", "sync"]
-    assert notes == []
-
-
 GIVES = {
     "(1 + 2) * -3 / 2": -4.5,
     "  16 *\t4 ": 64,

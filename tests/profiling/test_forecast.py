@@ -28,14 +28,6 @@ def workload(schedule, rows: int) -> Workload:
     return Workload(schedule, (5, 3), (rows,) * schedule.chunks, NEVER)
 
 
-def test_stages_take_what_their_layers_take():
-    costs = stage_costs(profile(MODEL, after={}), MODEL.kinds, workload(gpipe(2, 4), 20), "shm")
-    assert costs.forward == pytest.approx((5 * 3, 3 * 3))
-    assert costs.backward == pytest.approx((5 * 6, 3 * 6))
-    assert costs.latency == pytest.approx(HOP)
-    assert costs.overhead == (0.01, 0.01)
-
-
 def test_slices_take_their_part_of_a_microbatch_and_copies_take_as_long_as_the_model():
     made = profile(MODEL, after={})
     whole = stage_costs(made, MODEL.kinds, workload(one_f_one_b(2, 4), 20), "shm")
