@@ -148,9 +148,7 @@ def test_a_stored_sweep(tmp_path):
 
 BAD = {  # as typed in a process of its own; test_bad_input.py has the others
     "chunks=9000": "chunks=9000 is more than batch_size=8192 has rows: use at most 8192",
-    "-cn nosuch": "nosuch",
     "-cd nosuch": "nosuch' not found",
-    "-c job foo=1": "foo",
     "-m chunks=4,300 ranks=2,30": "ranks=30 is more than",
 }
 
