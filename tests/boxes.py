@@ -3,8 +3,6 @@
 A text counts if drawing the figure draws it, so that the labels of ticks outside an axis do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any

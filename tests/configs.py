@@ -1,7 +1,5 @@
 """Configurations as a user types them, and what is said of them."""
 
-from __future__ import annotations
-
 from hydra import compose
 from omegaconf import DictConfig
 

@@ -1,11 +1,20 @@
-"""Schedules and spans as tests draw them."""
+"""Schedules, spans and costs as tests write them."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from fractions import Fraction
+from typing import Any
 
 from microp.schedule import Action, Op, Schedule
+from microp.simulator import Costs, for_stages
 from microp.trace import Span
+
+
+def defined(build: Callable[[int, int], Schedule], ranks: int, numbers: Iterable[int]) -> Iterator[Schedule]:
+    """The schedules of a builder, which says for which numbers of microbatches it is not defined."""
+    for chunks in numbers:
+        with suppress(ValueError):
+            yield build(ranks, chunks)
 
 
 def read(*rows: str, chunks: int = 1, name: str = "drawn") -> Schedule:
@@ -26,3 +35,8 @@ def read_spans(*rows: str) -> list[Span]:
                 spans.append(Span(rank, Op(word[0]), rank, int(word[1:]), free, start, start, end))
                 free = end
     return spans
+
+
+def equal(stages: int, forward: Any, backward: Any, latency: Any = 0) -> Costs:
+    """Return costs with the same times on every stage."""
+    return for_stages(stages, forward=forward, backward=backward, latency=latency)

@@ -1,7 +1,5 @@
 """Emulated devices to try: their settings, and what they run."""
 
-from __future__ import annotations
-
 from conftest import CHECKPOINTING
 
 from microp.comms import thread_comms

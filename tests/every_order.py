@@ -12,8 +12,6 @@ The times are those of `Costs` and of its link model. Of two ways to the same ac
 respect is left out, and of microbatches that are alike stage 0 takes the lowest number first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from operator import le
 from typing import Any, NamedTuple
@@ -41,13 +39,7 @@ class Orders:
     """All orders of a problem, in which a rank holds at most `cap` (stage, unit) pairs."""
 
     def __init__(
-        self,
-        placement: tuple[int, ...],
-        chunks: int,
-        costs: Costs,
-        cap: int | None,
-        slices: int = 1,
-        copies: int = 1,
+        self, placement: tuple[int, ...], chunks: int, costs: Costs, cap: int | None, slices: int = 1, copies: int = 1
     ) -> None:
         self.placement, self.chunks, self.costs, self.cap = placement, chunks, costs, cap
         self.slices, self.copies = slices, copies

@@ -20,8 +20,6 @@ A part that fails, or that takes too long, is a line of the table, and the other
 line; all figures are in outputs/gpu/<time>.json, also of a command that was interrupted. Without a GPU it says so.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import platform

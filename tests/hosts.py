@@ -9,8 +9,6 @@ monotonic clock that is `CLOCK_S` ahead of the other's. As on Debian, the first 
 that host itself. Everything ends with the processes, and `two_hosts` removes what has a name.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -6,8 +6,6 @@
     CASES[name].whole(folder)   the values of sweeps/<name>.yaml, in one launch
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path

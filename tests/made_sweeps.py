@@ -1,7 +1,5 @@
 """Made-up runs of what each experiment varies, a small product of it unless the caller gives the values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -17,7 +15,7 @@ from microp.trace import KINDS
 from tests.made_up import run
 
 LOOPED = ("breadth_first", "interleaved", "zb_interleaved")  # their builders take the stages per rank
-FEW = ("gpipe", "1f1b")
+FEW, TWO = ("gpipe", "1f1b"), ("never", "always")
 _bubble = cache(closed_forms.bubble)
 NOMINAL = {"config.device.forward_ms": 5.0, "config.device.backward_ms": 10.0}
 SEGMENTS = {"never": 0, "always": 1, "segments": 2, "except_last": 1}
@@ -103,9 +101,6 @@ def skew_runs(
         changes |= {"config.device.per": ["layer"], "partition": layers, "device": device, "batch_size": 16}
         costs = Costs(tuple(5 * each for each in layers), tuple(10 * each for each in layers))
         yield made(folder, name, 8, ranks, costs=costs, **changes)
-
-
-TWO = ("never", "always")
 
 
 def schedule_runs(

@@ -1,7 +1,5 @@
 """Runs that obey the model exactly: what they leave on disk, and their rows, for tests of the figures."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import count
 from pathlib import Path

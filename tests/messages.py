@@ -1,7 +1,5 @@
 """What ranks do that only send and receive: these functions are imported by the rank processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Disks of a test's own: a command gets its own mounts, which disappear with it, whatever happens to it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

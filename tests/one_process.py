@@ -1,7 +1,5 @@
 """Pipelines on processes and on threads, and the single process whose losses and gradients they have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +10,7 @@ import training
 from threads import in_threads
 from torch import Tensor
 
+from microp.comms import thread_comms
 from microp.job import Job
 from microp.worker import launch_ranks, monolith
 
@@ -22,15 +21,15 @@ _known: dict[str, Trained] = {}
 
 
 def by_one_process(job: Job) -> Trained:
-    key = repr((job.model, job.schedule.chunks, job.batch_size, job.computing))
+    key = repr((job.model, job.schedule.chunks, job.batch_size, job.replicas, job.computing))
     if key not in _known:
         steps = list(monolith.steps(job, training.STEPS))
         _known[key] = [step.loss for step in steps], steps[-1].gradients
     return _known[key]
 
 
-def by_threads(job: Job, timeout_s: float = 20.0) -> Trained:
-    return _joined(job, in_threads(job.ranks, partial(training.train, job), timeout_s))
+def by_threads(job: Job, timeout_s: float = 20.0, transport=thread_comms) -> Trained:
+    return _joined(job, in_threads(transport(job.ranks, timeout_s), partial(training.train, job), timeout_s))
 
 
 def by_processes(jobs: Sequence[Job], folder: Path) -> list[Trained]:

@@ -1,40 +1,42 @@
 """Models with data of their own, for tests; outputs of some of their layers are views, and not in one piece."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from own_model import Calls
+from shapes import Does
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from microp.model import Layers, code_of, inspect_layers
-from microp.settings import OwnSettings, own_settings
+from microp.model import Layers
 
 
-class Images(Dataset):
-    """Images of one of three kinds, with noise."""
+class Items(Dataset):
+    """A data set whose items a function of their number makes."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, item: Callable[[int], Any]) -> None:
+        self.size, self.item = size, item
 
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.full((2, 4, 4), index % 3 - 1.0) + torch.randn(2, 4, 4), index % 3
+    def __getitem__(self, index: int) -> Any:
+        return self.item(index)
+
+
+def image(index: int) -> tuple[Tensor, int]:
+    """One of three kinds, with noise."""
+    return torch.full((2, 4, 4), index % 3 - 1.0) + torch.randn(2, 4, 4), index % 3
 
 
 def images(size: int = 40) -> Layers:
     inside = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(3)]
-    ends = [nn.Flatten(2), Calls(lambda x: x.transpose(1, 2)), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))]
-    return Layers([nn.Conv2d(2, 4, 3, padding=1), *inside, *ends], F.cross_entropy, data=Images(size))
+    ends = [nn.Flatten(2), Does(lambda _, x: x.transpose(1, 2)), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))]
+    return Layers([nn.Conv2d(2, 4, 3, padding=1), *inside, *ends], F.cross_entropy, data=Items(size, image))
 
 
 def few_images() -> Layers:
@@ -47,7 +49,7 @@ def noise(step: int, rows: int) -> tuple[Tensor, Tensor]:
 
 def regression() -> Layers:
     """A function's data, whose targets are numbers."""
-    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), Calls(lambda x: x[:, :4]), nn.Linear(4, 1)]
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), Does(lambda _, x: x[:, :4]), nn.Linear(4, 1)]
     return Layers(layers, F.mse_loss, data=noise)
 
 
@@ -55,9 +57,3 @@ def drawn_anew() -> Layers:
     """Each rank would have a data set of its own."""
     numbers = torch.from_numpy(np.random.default_rng().standard_normal((50, 6), np.float32))
     return replace(regression(), data=TensorDataset(numbers, numbers.sum(1, keepdim=True)))
-
-
-@cache
-def settings_of(function: Callable[..., Layers]) -> OwnSettings:
-    name = function.__name__
-    return own_settings(name, f"own_data.{name}", {}, inspect_layers(function(), code_of(function)))

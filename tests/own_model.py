@@ -1,7 +1,5 @@
 """Models of a user's own for tests, and a job with one of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from conftest import small_job
+from shapes import Does
 from torch import Tensor, nn
 
 from microp.job import Job
@@ -29,28 +28,6 @@ def of_all(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-class Add(nn.Module):
-    """A layer whose weight belongs to no other module."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.shift
-
-
-class Calls(nn.Module):
-    """A function as a layer without weights."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._function(x)
-
-
 def mixed(dtype: str = "float32", dropout: float = 0.0, context: int = 4, middle: int = 4) -> Layers:
     """Layers of different shapes and kinds: with own weights, without weights, convolution, attention, dropout."""
     kind = getattr(torch, dtype)
@@ -59,19 +36,9 @@ def mixed(dtype: str = "float32", dropout: float = 0.0, context: int = 4, middle
     attention = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True, dtype=kind)
     inside = [nn.Sequential(nn.Linear(8, 8, dtype=kind), nn.Dropout(dropout)) for _ in range(middle)]
     head = nn.Sequential(nn.Flatten(), nn.Linear(48, 256, dtype=kind))
-    layers = [embed, conv, Add(8).to(kind), attention, nn.Identity(), *inside, nn.Tanh(), head]
+    shifted = Does(lambda own, x: x + own.shift, shift=nn.Parameter(torch.zeros(8, dtype=kind)))
+    layers = [embed, conv, shifted, attention, nn.Identity(), *inside, nn.Tanh(), head]
     return Layers(layers, of_last, context)
-
-
-class Head(nn.Module):
-    """Logits from an embedding's own vectors."""
-
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.weight = embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
 
 
 def tied_layers(dtype: str = "float32") -> Layers:
@@ -81,7 +48,8 @@ def tied_layers(dtype: str = "float32") -> Layers:
     linear, other = nn.Linear(8, 8, dtype=kind), nn.Linear(8, 8, dtype=kind)
     other.weight = linear.weight
     inside = [nn.Linear(8, 8, dtype=kind), linear, nn.Sequential(other, nn.Tanh()), linear, nn.Tanh()]
-    return Layers([embedding, *inside, Head(embedding)], of_all, 4, tied=True)
+    head = Does(lambda own, x: F.linear(x, own.weight), weight=embedding.weight)
+    return Layers([embedding, *inside, head], of_all, 4, tied=True)
 
 
 def passing() -> Layers:
@@ -137,40 +105,32 @@ def with_layer(place: int, layer: nn.Module) -> Layers:
 
 def leaving() -> Layers:
     """A layer ends the process with a number of rows that no check has."""
-    return with_layer(-2, Calls(lambda x: x * 1.0 if len(x) != 8 else exit(0)))
+    return with_layer(-2, Does(lambda _, x: x * 1.0 if len(x) != 8 else exit(0)))
 
 
 def narrowing() -> Layers:
     """A layer makes another shape with a number of rows that no check has."""
     first = nn.Sequential(nn.Embedding(256, 8), nn.Flatten(), nn.Linear(32, 8))
-    narrows = nn.Sequential(nn.Linear(8, 8), Calls(lambda x: x[:, :4].contiguous() if 7 < len(x) < 10 else x * 1.0))
+    narrows = nn.Sequential(nn.Linear(8, 8), Does(lambda _, x: x[:, :4].contiguous() if 7 < len(x) < 10 else x * 1.0))
     return Layers([first, narrows, nn.Linear(8, 8), nn.Linear(8, 256)], of_last, 4)
 
 
 def drawing_of_many() -> Layers:
     """Draws only for more rows than it is tried with."""
-    draws = Calls(lambda x: x + torch.rand_like(x) if 7 < len(x) < 10 else 1.0 * x)
+    draws = Does(lambda _, x: x + torch.rand_like(x) if 7 < len(x) < 10 else 1.0 * x)
     return Layers([nn.Embedding(256, 8), draws, nn.Linear(8, 256)], of_all, 4)
 
 
 def normalised_together() -> Layers:
-    return with_layer(2, Calls(lambda x: x - x.mean(0, keepdim=True)))
+    return with_layer(2, Does(lambda _, x: x - x.mean(0, keepdim=True)))
 
 
 def rooted() -> Layers:
     """The gradient of the root is not finite where the layer before it makes zeros."""
-    return with_layer(2, Rooted())
-
-
-class Rooted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.linear(x).pow(2).sum(-1, keepdim=True).sqrt()
+    linear = nn.Linear(8, 8)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return with_layer(2, Does(lambda own, x: x + own.linear(x).pow(2).sum(-1, keepdim=True).sqrt(), linear=linear))
 
 
 @cache
@@ -178,7 +138,7 @@ def settings_of(function: Callable[..., Layers], computing: Computing = AS_WRITT
     facts = inspect_layers(function(**keys), code_of(function))
     if computing.dtype:
         facts = replace(facts, lowered=lowered_types(function(**keys), computing))
-    return own_settings(function.__name__, f"own_model.{function.__name__}", keys, facts)
+    return own_settings(function.__name__, f"{function.__module__}.{function.__name__}", keys, facts)
 
 
 def own_job(model: OwnSettings, **changes) -> Job:

@@ -1,7 +1,5 @@
 """Made-up measurements of a profile: cases whose times follow exactly from known times of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

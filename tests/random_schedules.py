@@ -1,7 +1,6 @@
 """Valid schedules and costs that nobody would draw."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from fractions import Fraction
 from random import Random
 
@@ -47,3 +46,10 @@ def random_costs(random: Random, schedule: Schedule, transfer: LinkModel | None 
         bandwidth=random.randint(1, 6),
         transfer=transfer or random.choice(list(LINK_MODELS.values())),
     )
+
+
+def random_cases(seed: int, count: int, transfer: LinkModel | None = None) -> Iterator[tuple[Schedule, Costs]]:
+    random = Random(seed)
+    for _ in range(count):
+        schedule = random_schedule(random)
+        yield schedule, random_costs(random, schedule, transfer)

@@ -1,7 +1,5 @@
 """What happens to ranks in tests of launches: these functions are imported by the rank processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

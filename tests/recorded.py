@@ -1,7 +1,5 @@
 """What a small real sweep leaves on disk, for tests of the report."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -6,8 +6,6 @@
     trained    own_model ─► Job ─► ranks that are threads ─────────────────────────────► losses, weights
 """
 
-from __future__ import annotations
-
 import math
 import random
 import tempfile

@@ -18,8 +18,6 @@ twice("pruned", ...)   of one line: what makes a layer
 Of a command they are `builder: shapes.fused_qkv`; `build` makes them in either type of numbers.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random
@@ -102,13 +100,15 @@ def build(shape: str, dtype: str = "float32") -> Layers:
     return made
 
 
-def shape(make: Callable[[], Layers], **expected: Any) -> Callable[[], Layers]:
+def shape(make: Callable[[], Layers] | None = None, **expected: Any) -> Any:
+    if make is None:
+        return lambda function: shape(function, **expected)
     SHAPES[make.__name__] = Shape(make, **expected)
     return make
 
 
-def refuse(words: str) -> Callable[[Callable[[], Layers]], Callable[[], Layers]]:
-    return lambda make: shape(make, **refused(words))
+def refuse(words: str) -> Any:
+    return shape(**refused(words))
 
 
 def twice(name: str, make: Callable[[], nn.Module], **expected: Any) -> None:
@@ -358,10 +358,6 @@ def tied_between_layers() -> Layers:
 
 
 # --- parametrizations -----------------------------------------------------------------------------------------------
-def symmetric() -> nn.Module:
-    return Does(lambda own, weight: weight.triu() + weight.triu(1).t())
-
-
 def scaled() -> nn.Module:
     """A parametrization with a weight of its own."""
     return Does(lambda own, weight: weight * own.scale, scale=nn.Parameter(torch.ones(WIDTH, 1)))
@@ -376,6 +372,7 @@ def parametrized(*parts: nn.Module) -> nn.Module:
 
 twice("old_weight_norm", lambda: tanh_of(torch.nn.utils.weight_norm(linear())))  # by a hook before the forward
 twice("spectral_norm", lambda: tanh_of(parametrizations.spectral_norm(linear())), **CHANGES_BUFFERS)
+symmetric = does(lambda own, weight: weight.triu() + weight.triu(1).t())
 twice("own_parametrization", lambda: tanh_of(parametrized(symmetric(), scaled())))
 twice(
     "parametrization_read_by_its_parent",
@@ -557,12 +554,10 @@ def momentum_encoder(own, x):
     return torch.tanh(own.query(x)) + own.key(x).detach()
 
 
+@shape(**UNDIVIDED)
 def gradients_by_frequency() -> Layers:
     """The gradient depends on how often a token is in the microbatch."""
     return stack(nn.Embedding(256, WIDTH, scale_grad_by_freq=True), dense(), dense(), dense(), head())
-
-
-shape(gradients_by_frequency, **UNDIVIDED)
 
 
 @shape
@@ -608,14 +603,12 @@ def checkpoint_of_a_function(own, x):
     return x + checkpoint(lambda y: torch.tanh(own.fc(y)) @ own.fc.weight, x, use_reentrant=False)
 
 
+@shape(is_slow=True)
 def compiled_inside() -> Layers:
     """A child is compiled, the layer is not."""
     inner = torch.compile(nn.Sequential(linear(), nn.Tanh()), backend="aot_eager", dynamic=False)
     block = Does(lambda own, x: own.fc(own.inner(x)), inner=inner, fc=linear())
     return stack(embedding(), dense(), block, dense(), head())
-
-
-shape(compiled_inside, is_slow=True)
 
 
 # --- hooks ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """On what addresses a process listens, from /proc."""
 
-from __future__ import annotations
-
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 

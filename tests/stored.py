@@ -1,7 +1,5 @@
 """Runs as they lie on disk, without having been run: for tests of what is listed and compared."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +10,7 @@ from configs import config
 from microp.config import make_job
 from microp.config.config import Config, to_yaml
 from microp.job import Job
-from microp.records import RankRecorder, new_attempt, write_json, write_schedule
+from microp.records import RankRecorder, new_attempt, read_json, write_json, write_schedule
 
 NOON = 1_795_348_800.0  # 22 November 2026, 12:00 UTC
 ENV = {"commit": "c0ffee", "processor": "a processor", "cores": 2, "gpus": [], "python": "3.11", "experiment": None}
@@ -80,3 +78,20 @@ def store_run(
     numbers |= {"loss": {"first": 4.0, "last": 3.5} if done else None}
     write_json(attempt / "summary.json", {**numbers, **summary})
     return job.run_id
+
+
+def amend(file: Path, **changes: Any) -> None:
+    """Change some values of a JSON record."""
+    write_json(file, {**read_json(file), **changes})
+
+
+def spoil(file: Path, how: str) -> None:
+    """Damage a file: it is missing, empty, cut, no text, without keys, has another bit, or is what `how` says."""
+    content = file.read_bytes()
+    file.unlink()
+    middle, cut = len(content) // 2, content[: len(content) // 3]
+    other = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :] if content else b""
+    left = {"empty": b"", "cut": cut, "not-text": b"\xff\xfe\x00" * len(content), "one bit": other}
+    left["no-keys"] = b"[]\n" * content.count(b"\n")
+    if how != "missing":
+        file.write_bytes(left.get(how, how.encode()))

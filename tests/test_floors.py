@@ -3,8 +3,6 @@
 All that microp takes from private parts of other packages is listed: for correctness or for the product's speed.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`make gpu` without a GPU: every part but the card itself."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

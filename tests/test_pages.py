@@ -1,7 +1,5 @@
 """The pages: short lines, links that lead somewhere, commands that are accepted, and the versions that they name."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -90,8 +88,6 @@ def test_a_command_is_accepted_as_it_stands(command, tmp_path, monkeypatch, caps
     if name in ("", "run", *PROGRAMS):
         with nothing_starts():
             assert type_in(tmp_path, shlex.join([*([name] if name in PROGRAMS else []), *words]), monkeypatch) == 0
-    elif name == "order":
-        pytest.skip("tests/commands/test_order.py types it")
     else:
         assert find_spec(program), program
         if name in ("check", "dashboard", "import_trace", "null_stages", "runs", "tracking"):

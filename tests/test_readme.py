@@ -1,7 +1,5 @@
 """What the README shows works as it stands there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What ranks do that train, and what of it is compared: these functions are imported by the rank processes."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +19,10 @@ def digest(tensors: Sequence[Tensor]) -> str:
     return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
 
 
-def trained(job: Job, comms: Comms) -> tuple[Trainer, list[float]]:
+def trained(job: Job, comms: Comms, steps: int = STEPS) -> tuple[Trainer, list[float]]:
     """A trainer after some steps, and its losses: on the last rank, else none."""
     trainer, losses = Trainer(job, comms, comms.rank), []
-    for step in range(STEPS):
+    for step in range(steps):
         trainer.load(step)
         losses.append(trainer.step(step)["loss"])
     return trainer, [loss for loss in losses if loss is not None]
@@ -44,9 +42,7 @@ def order_of_a_step(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: i
     """This rank's actions in the order of their starts, as traced, of every job."""
     orders = []
     for job in jobs:
-        trainer = Trainer(job, comms, comms.rank)
-        trainer.load(0)
-        trainer.step(0)
+        trainer, _ = trained(job, comms, 1)
         orders.append(tuple(span.action for span in sorted(trainer.trace.spans, key=lambda span: span.start)))
     return orders
 
@@ -55,9 +51,7 @@ def peak_memory(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, 
     """This rank's peak memory in MiB, of every job."""
     peaks = []
     for job in jobs:
-        trainer = Trainer(job, comms, comms.rank)
-        trainer.load(0)
-        trainer.step(0)
+        trainer, _ = trained(job, comms, 1)
         trainer.load(1)
         peaks.append(trainer.memory_step(1)["peak_memory_mib"])
     return peaks

@@ -1,7 +1,5 @@
 """What a user types, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

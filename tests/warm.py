@@ -10,8 +10,6 @@ forked process is what `python -m module` is to the command: its own folder, arg
 packages are there already, also for the ranks; what `terminal` reads of the environment when it is imported is read
 anew."""
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import importlib

@@ -1,11 +1,9 @@
 """The answers' sentences have the figures of the rows, a verdict where launches allow one, and no figure too many."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
-from costs_helper import equal
+from drawn import equal
 
 from analysis import sweep
 from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
@@ -27,10 +25,6 @@ ONE = "One launch each, so no spread between launches is known: repeat=0,1,2 giv
 def launches(folder, schedule, costs, slower=STEADY, **changes):
     """The rows of launches that are as slow as `slower` says."""
     return [run(folder, schedule, costs, factor, **{LAUNCH: n, **changes}) for n, factor in enumerate(slower)]
-
-
-def took(schedule, costs) -> float:
-    return float(makespan(simulate(schedule, costs)))
 
 
 SAID = {  # of `CASES[name].few`, with F = 5 and B = 10 ms, K = 2
@@ -114,7 +108,7 @@ def test_prediction_says_what_was_known_before_the_run(tmp_path):
     rows = []
     for chunks, factor in ((2, 1.0), (8, 1.1)):
         schedule, costs = gpipe(2, chunks), equal(2, 40 / chunks, 80 / chunks)
-        predicted = {"predicted.step_ms": factor * took(schedule, costs), "replayed.step_ms": 70.0}
+        predicted = {"predicted.step_ms": factor * float(makespan(simulate(schedule, costs))), "replayed.step_ms": 70.0}
         asked = {"question": str(chunks), "config.device.per": ["row"]}  # actions of fewer rows are shorter
         rows += launches(tmp_path, schedule, costs, (1.0,), **asked, **predicted)
     said = answer_of("prediction", Made(rows))

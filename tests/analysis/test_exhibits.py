@@ -1,7 +1,5 @@
 """What the figures and the timelines of the report say."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations, product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A schedule that a user added is drawn by every experiment: its order is read from the runs, not built by name."""
 
-from __future__ import annotations
-
 import shutil
 
 import pandas as pd

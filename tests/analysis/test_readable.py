@@ -1,7 +1,5 @@
 """No text of any figure is cut or lies on another, and a part of a sweep is drawn as far as it can be."""
 
-from __future__ import annotations
-
 from itertools import combinations_with_replacement, product
 
 import numpy as np

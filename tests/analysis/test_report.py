@@ -1,7 +1,5 @@
 """The report, made from what a small real sweep left on disk."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json
@@ -16,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from recorded import write_plan
+from stored import amend
 from user import ran, start
 
 from analysis import __main__ as report
@@ -156,7 +155,7 @@ def odd(outputs, tmp_path_factory):
     (failed / "summary.json").unlink()
     (cut / "status.json").write_text("{")
     [summary, *_] = sorted(copy.glob("runs/1f1b-m2-*/attempt-1/summary.json"))
-    write_json(summary, {**json.loads(summary.read_text()), "model": MODEL})
+    amend(summary, model=MODEL)
     ids = [path.name for path in (copy / "runs").iterdir()]
     write_plan(copy, f"2026-01-03_{NAME}", NAME, {**{run: [] for run in ids}, "not-there": [f"x={NAME}"]})
     assert report.main([str(copy)]) == 0

@@ -1,12 +1,10 @@
 """The data of the timelines in the report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pandas as pd
-from costs_helper import equal
+from drawn import equal
 from made_up import run
 
 from analysis import viewer

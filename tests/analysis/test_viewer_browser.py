@@ -1,7 +1,5 @@
 """The timeline viewer in a real browser: what a user does, and what is then shown."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import pandas as pd
 import pytest
 from boxes import CARD
 from browser import Viewer, chromium
-from costs_helper import equal
+from drawn import equal
 from made_up import run
 
 from analysis import __main__ as report

@@ -1,7 +1,5 @@
 """More of what a user types: replicas, the commands that are printed, the self-check, the harness's own cost."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from types import SimpleNamespace

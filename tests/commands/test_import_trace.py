@@ -1,9 +1,7 @@
 """`python -m microp.import_trace`, as a user types it: the run that it leaves, what it answers, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
-from user import microp
+from user import microp, ran
 
 from microp import Run, load_runs
 from microp.schedule import from_torch_csv
@@ -58,8 +56,7 @@ def test_what_if_profile_and_csv(folder):
     priced = microp(*words, "output=json", folder=folder, program="microp.simulate")
     assert '"makespan": 154.0' in priced.stdout, priced.stderr
     words = ("device=there.yaml", "model.layers=8", "ranks=2", "batch_size=4", "schedule=gpipe,1f1b,zb_h1")
-    planned = microp(*words, folder=folder, program="microp.plan")
-    assert planned.returncode == 0, planned.stderr
+    planned = ran(*words, folder=folder, program="microp.plan")
     assert "MiB" not in planned.stdout
     refused = microp(*words, "memory_gib=2", folder=folder, program="microp.plan")
     assert (refused.returncode, refused.stderr.count("tells no memory of layers; leave it out")) == (2, 1)

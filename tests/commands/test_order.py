@@ -1,7 +1,5 @@
 """`python -m microp.order`: the file that it writes is a valid schedule that a run takes, and bad input is refused."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,28 +47,6 @@ def test_the_command_of_an_estimated_device_prices_the_order(tmp_path):
     assert "times are estimated, not measured" in done.stderr
     [command] = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.startswith("run ")]
     assert command.startswith(f"python -m microp.simulate {' '.join(words)} ")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "schedule=interleaved activation_limit=1",
-            "activation_limit=1: no order holds so little: rank 0",
-        ),
-        ("search.seconds=0", "search.seconds=0.0 is not a number above 0"),
-        ("search.file=/dev/null/a", "search.file=/dev/null/a cannot be written"),
-        ("device.memory_gib=0.01", "device.memory_gib=0.01 does not limit an order: use activation_limit"),
-        ("replicas=2", "replicas=2 does not change an order, which is of one pipeline: leave it out"),
-        ("ranks=16 chunks=256", "too many to search: use at most 10000"),
-        ("-m chunks=4,8", "search.file=order.txt is the file of 2 points: give each its own, as"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused(words, message, tmp_path):
-    done = microp(*words.split(), folder=tmp_path, program="microp.order")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("error: ") == 1
 
 
 EMULATED = "device=emulated device.forward_ms=3 device.backward_ms=4"

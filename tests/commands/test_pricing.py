@@ -1,7 +1,5 @@
 """`python -m microp.simulate`: what it prints, what it prices, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from functools import partial
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 import training
 from threads import in_threads
-from user import microp, ran
+from user import ran
 
 from microp.commands.pricing import Price
 from microp.config import compose_config, make_job, read_config
@@ -24,8 +22,8 @@ from microp.worker import launch_ranks
 KEYS = {"schedule", "ranks", "chunks", "makespan", "bubble", "in_flight_peak", "peak_memory_mib", "closed_form"}
 
 
-def simulate(*words: str, folder, **environment: str):
-    return microp(*words, folder=folder, program="microp.simulate", **environment)
+def simulate(*words: str, folder):
+    return ran(*words, folder=folder, program="microp.simulate")
 
 
 def composed(text: str = ""):
@@ -35,7 +33,6 @@ def composed(text: str = ""):
 
 def test_one_schedule_as_text(tmp_path):
     done = simulate("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     asked, _, row, *_ = done.stdout.splitlines()
     assert asked.startswith("simulated: schedule=zb_h1 ranks=4 chunks=8 device=cpu partition=uniform")
@@ -62,7 +59,6 @@ def test_one_schedule_as_text(tmp_path):
 
 def test_several_as_one_table(tmp_path):
     done = simulate("-m", "schedule=1f1b,zb_h1", "ranks=2", "chunks=4,8", "model.dim=64", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("1f1b", "zb_h1"))]
     found = ["1f1b 4 15 15", "1f1b 8 27 27", "zb_h1 4 13 13", "zb_h1 8 25 25"]
     assert [" ".join(row[:4]) for row in rows] == found
@@ -73,7 +69,6 @@ def test_several_as_one_table(tmp_path):
 def test_json_is_one_object_a_point_and_nothing_else(tmp_path):
     words = ["-m", "schedule=interleaved,1f1b", "chunks=4,6", "model.dim=64", "costs.latency=0,0.5", "output=json"]
     done = simulate(*words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
     points = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(p["schedule"], p["chunks"]) for p in points] == [
         (name, chunks) for name in ("interleaved", "1f1b") for chunks in (4, 4, 6, 6)

@@ -1,7 +1,5 @@
 """`python -m microp.runs`, as a user types it: lists, filters, CSV, comparisons, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 

@@ -1,22 +1,18 @@
 """Runs are deleted with all that belongs to them, and nothing else goes."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
-from stored import store_run
+from stored import amend, store_run
 
 from microp import runs as command
-from microp.records import hold, this_process, write_json
+from microp.records import hold, this_process
 from microp.results import load_runs
 
 
 def with_wandb(attempt: Path, uid: str, **status) -> list[Path]:
     """Give an attempt an id, and the folders of its W&B runs; they are returned."""
-    known = json.loads((attempt / "status.json").read_text())
-    write_json(attempt / "status.json", {**known, "uid": uid, **status})
+    amend(attempt / "status.json", uid=uid, **status)
     names = [f"r0-{uid}", f"r1-{uid}", f"summary-{uid}"]
     folders = [attempt.parents[2] / "wandb" / f"offline-run-20261122_120000-{name}" for name in names]
     for folder in folders:
@@ -87,8 +83,7 @@ def test_a_run_that_another_process_begins_is_kept(outputs, capsys):
 def test_with_all_only_the_attempts_that_are_listed_go_and_an_id_from_a_record_is_no_pattern(outputs):
     """An attempt whose id is damaged takes no other W&B run with it."""
     [run] = outputs.glob("runs/gpipe-*")
-    status = json.loads((run / "attempt-1" / "status.json").read_text())
-    write_json(run / "attempt-1" / "status.json", {**status, "uid": "*"})
+    amend(run / "attempt-1" / "status.json", uid="*")
     assert command.main(["status=failed", "--delete", "--yes", "--all"]) == 0
     left = {"1f1b/attempt-2", "zb_h1/attempt-1", "zb_h1/attempt-2"} | belong(*"def")
     assert tree(outputs) - {"wandb/latest-run"} == left | belong("a")

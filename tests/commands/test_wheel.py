@@ -6,8 +6,6 @@
     checkout ── editable ───────► likewise, in the folder above a checkout called microp
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import site

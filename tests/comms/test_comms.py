@@ -1,7 +1,5 @@
 """Both implementations of the verbs, and what they say when a peer does not do its part."""
 
-from __future__ import annotations
-
 import threading
 
 import messages
@@ -46,12 +44,6 @@ def test_threads_see_another_size():
         second.recv_tensor([11], 0)
 
 
-def test_a_peer_that_does_not_send():
-    _, second = thread_comms(2, timeout_s=0.05)
-    with pytest.raises(TimeoutError, match="waited 0.05 s for rank 0"):
-        second.recv_tensor([1], 0)
-
-
 def test_a_failed_thread_wakes_the_others():
     first, second = thread_comms(2)
     threading.Timer(0.05, first.abort).start()
@@ -59,13 +51,6 @@ def test_a_failed_thread_wakes_the_others():
         second.recv_tensor([1], 0)
     with pytest.raises(ConnectionError):
         second.barrier()
-
-
-def test_messages_with_tags_do_not_mix():
-    first, second = thread_comms(2)
-    for tag in (3, 1, 2):
-        first.send_tensor(torch.full((1,), float(tag)), 1, tag)
-    assert [second.recv_tensor([1], 0, tag).item() for tag in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_a_sent_tensor_may_be_written_again():

@@ -1,7 +1,5 @@
 """A TCP connection between two ranks: frames, what the system does not take at once, ends, and strangers."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress

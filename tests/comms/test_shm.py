@@ -1,7 +1,5 @@
 """Mailboxes between real processes, in shared memory and over TCP: what goes through them, and what a kill leaves."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

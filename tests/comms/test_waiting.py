@@ -1,7 +1,5 @@
 """Waiting for a moment, what becomes of it when the host oversleeps, and how long a rank waits for another one."""
 
-from __future__ import annotations
-
 import os
 import time
 from threading import Condition

@@ -1,7 +1,5 @@
 """A folder full of files that no command can use: options, stored sweeps, schedules and data."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

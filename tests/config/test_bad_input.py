@@ -4,8 +4,6 @@
 the arrow words of what it prints.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from math import isfinite

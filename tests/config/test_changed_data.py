@@ -1,7 +1,5 @@
 """A path says where the data are, and not what they hold: a file that changes is told."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The rules across fields, the run's name, and the builders' keys."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace
@@ -74,8 +72,7 @@ def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(monkey
     assert problem.startswith("schedule.name=1f1b_lifo is the name of one of microp's schedules")
 
 
-TORCHRUN = {  # its variables, and what is wrong with them for ranks=2
-    "RANK=0 WORLD_SIZE=4 LOCAL_RANK=0 LOCAL_WORLD_SIZE=4": "ranks=2, but torchrun started 4 processes: use ranks=4",
+TORCHRUN = {  # its variables, and what is wrong with them; points/test_run.py has another number of ranks
     "RANK=0": "but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, which torchrun sets too, are missing or",  # Kubernetes
     "RANK=0 WORLD_SIZE=two LOCAL_RANK=0 LOCAL_WORLD_SIZE=2": "but WORLD_SIZE, which torchrun sets too, is missing",
     "RANK= WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2": "RANK= is in the environment, but RANK, which",

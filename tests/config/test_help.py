@@ -1,7 +1,5 @@
 """`--help` and `hydra.verbose`: every key is explained, from the one place where it is defined."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

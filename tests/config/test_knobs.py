@@ -1,19 +1,11 @@
 """What was asked is what is recorded: keys that do not exist or that nothing uses, and names that cannot be set."""
 
-from __future__ import annotations
-
 import pytest
 from configs import sweep_of
 
 from microp.config import ConfigError, compose_config, job_of, make_job, read_config
 from microp.config.config import compose_points, composer, evaluate, read_composed, register, what_runs
 from microp.config.knobs import Knobs
-
-
-def refused(*words: str) -> list[str]:
-    with pytest.raises(ConfigError) as error:
-        compose_config(*words)
-    return error.value.problems
 
 
 def points(*words: str):
@@ -33,7 +25,9 @@ def points(*words: str):
     ("word", "near"), [("schedul=1f1b", "schedule"), ("schedule=1fb1", "1f1b"), ("model.layer=3", "model.layers")]
 )
 def test_the_nearest_name_is_told_of_one_that_does_not_exist(word, near):
-    [problem] = refused(word)
+    with pytest.raises(ConfigError) as refused:
+        compose_config(word)
+    [problem] = refused.value.problems
     assert f"did you mean {near}?" in problem
 
 
@@ -58,14 +52,6 @@ def test_a_knob_that_only_some_points_use_is_not_asked_of_the_others(axis):
     if not first.startswith("data"):
         assert make_job(without).run_id == job_of(first).run_id
     assert with_it != read_config(compose_config(axis.replace(f"={first.partition('=')[2]},", "=")))
-
-
-def test_a_knob_that_no_point_of_a_sweep_uses_is_refused():
-    words = ("checkpointing=never,always", "checkpointing.segments=3", "replicas=1", "sync=flat", "schedule.drian=fifo")
-    _, problems, notes = points(*words)
-    keys = sorted(problem.partition("=")[0] for problem in problems)
-    assert keys == ["checkpointing.segments", "schedule.drian", "sync"]
-    assert notes == []
 
 
 GIVES = {

@@ -1,7 +1,5 @@
 """The memory of layers is measured once and kept; a run that needs more than its ranks have is refused with advice."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

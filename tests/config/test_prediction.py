@@ -1,7 +1,5 @@
 """A profile is measured by its command, and then a run is predicted before its ranks start."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

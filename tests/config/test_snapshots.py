@@ -1,7 +1,5 @@
 """Snapshots as a user asks for them: what is refused before anything starts, a killed run that goes on, the weights."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import rank_faults
 import torch
 import user
 from configs import config
+from stored import spoil
 
 import microp
 from microp import worker
@@ -72,19 +71,6 @@ def test_another_number_of_ranks_partition_or_schedule_is_not(saved, tmp_path):
     words = ["ranks=3", "schedule=1f1b", "partition=skewed", "chunks=2", "checkpointing=always", "comms=gloo"]
     for path in (saved, saved.parent, saved / "snapshots" / "step-4"):
         assert problems(*WORDS, *words, f"snapshot.path={path}", f"output_dir={tmp_path}") == []
-
-
-def spoil(file: Path, how: str) -> None:
-    content = file.read_bytes()
-    if how == "missing":
-        file.unlink()
-    elif how == "cut":
-        file.write_bytes(content[: len(content) // 2])
-    elif how == "one bit":
-        middle = len(content) // 2
-        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    else:
-        file.write_text(how)
 
 
 DAMAGES = [
@@ -148,15 +134,13 @@ def test_in_a_sweep_points_without_a_snapshot_start_at_their_beginning(saved, tm
     [status] = (tmp_path / "outputs" / "runs").glob("*/attempt-1/status.json")
     status.write_text(status.read_text().replace('"finished"', '"failed"'))
     words = ["-m", "chunks=2,4", *WORDS, "comms=threads", "snapshot.resume=true"]
-    done = user.microp(*words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = user.ran(*words, folder=tmp_path)
     assert f"{saved.parent.name} goes on after step 4 of 5, from outputs/runs/" in done.stderr
     found = {path.parts[-3][:9]: read_json(path)["resumed"] for path in tmp_path.glob("outputs/runs/*/*/summary.json")}
     assert found["gpipe-m2-"] is None
     steps = [read_json(path)["steps"] for path in tmp_path.glob("outputs/runs/gpipe-m4-*/attempt-2/summary.json")]
     assert steps == [1]
-    again = user.microp(*words, folder=tmp_path)
-    assert again.returncode == 0, again.stderr
+    again = user.ran(*words, folder=tmp_path)
     assert "2 of 2 points are finished already" in again.stderr
 
 

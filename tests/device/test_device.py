@@ -1,20 +1,14 @@
 """The meters count what a calculation by hand counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from configs import config
-from conftest import CHECKPOINTING, small_job
+from conftest import CHECKPOINTING
 
 from microp.comms import thread_comms
-from microp.config import config_checks
-from microp.device import ActivationMeter, MemoryMeter
+from microp.config import job_of
+from microp.device import ActivationMeter, MemoryMeter, memory_probe
 from microp.model import Batch, Stage, build_model
-from microp.records import read_rows
-from microp.schedule.builders import gpipe, naive, one_f_one_b
-from microp.settings import DeviceSettings, MlpSettings
-from microp.worker.threads import run_threads
+from microp.settings import Checkpointing, MlpSettings
 
 MIB = 2**20
 
@@ -65,8 +59,9 @@ def test_activation_meter_by_hand():
         "except_last": (5 + 1 + 5) * size,  # one recomputed, one input, one kept whole: it is used last
         "always": (2 + 5) * size,  # at the first backward: two inputs and one recomputed
         "segments": (2 * 2 + 1 + 3) * size,  # two inputs each of two, one of its own, half a stage
+        "more than layers": (2 * 4 + 3 + 2) * size,  # one per layer
     }
-    for name, checkpointing in CHECKPOINTING.items():
+    for name, checkpointing in {**CHECKPOINTING, "more than layers": Checkpointing("segments", 99, False)}.items():
         stage = Stage(layers, None, checkpointing, 3)
         stage.load(Batch(0, None, None, [1.0] * 3))
         meter = ActivationMeter([stage])
@@ -81,30 +76,24 @@ def test_activation_meter_by_hand():
         assert meter.peak_in_flight == 3
 
 
-@pytest.mark.parametrize("chunks", [1, 3, 7])
-@pytest.mark.parametrize(
-    ("build", "peak"),
-    [(naive, lambda r, k, m: 1), (gpipe, lambda r, k, m: m), (one_f_one_b, lambda r, k, m: min(k - r, m))],
-)
-def test_in_flight_is_counted_in_the_run(build, peak, chunks, tmp_path):
-    ranks = 4
-    run_threads(small_job(schedule=build(ranks, chunks), steps=1), tmp_path)
-    memory = [read_rows(tmp_path, rank)[-1] for rank in range(ranks)]
-    assert [row["phase"] for row in memory] == ["memory"] * ranks
-    assert [row["in_flight_peak"] for row in memory] == [peak(rank, ranks, chunks) for rank in range(ranks)]
+SUBJECTS = [
+    "model=mlp model.dim=64",
+    "model=gpt model.layers=4",
+    "model=gpt model.layers=4 model.tied=true",
+    "model=gpt model.layers=4 model.dropout=0.1",
+    "model=gpt model.layers=4 dtype=bf16",
+]
 
 
-def test_problems_without_a_gpu(monkeypatch):
-    def problems(ranks: int) -> list[str]:
-        return config_checks.problems(config("device=cuda", f"ranks={ranks}"))
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    [problem] = problems(2)
-    assert "torch sees no GPU" in problem
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert problems(2) == []
-    assert problems(3) == [
-        "ranks=3 is more than the 2 GPUs here: use at most 2, or device.share=true, by which ranks share one"
-    ]
-    assert DeviceSettings("cpu", 0).problems() == ["device.threads=0 is below 1: use at least 1"]
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("words", SUBJECTS)
+def test_fake_layers_need_what_real_ones_need(words, split, monkeypatch):
+    job = job_of(*words.split())
+    for slices in (1, 2, 4) if "gpt" in words and "dropout" not in words else (1,):
+        asked = job.model, 6, split, job.computing, slices
+        monkeypatch.setattr(memory_probe, "LARGEST", 10**9)
+        real = memory_probe.probe_layers(*asked)
+        monkeypatch.setattr(memory_probe, "LARGEST", 0)
+        assert memory_probe.probe_layers(*asked) == real
+        monkeypatch.setattr(memory_probe, "LARGEST", 10**9)
+        assert memory_probe.probe_layers(*asked) == real  # nothing fake is left behind

@@ -1,11 +1,9 @@
 """Emulated devices: what an action costs, that it lasts that long, and that its mathematics is real."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
-from conftest import CHECKPOINTING, mlp, small_job
+from conftest import mlp, small_job
 from emulation import settings, workload
 from one_process import assert_near, by_one_process, by_threads
 
@@ -69,24 +67,12 @@ def test_recomputation(given, checkpointing, recompute, spared):
     assert (costs.recompute, costs.spared) == (recompute, spared)
 
 
-# --- how long it lasts ---------------------------------------------------------------------------
-
-
 # --- real runs -----------------------------------------------------------------------------------
-
-TINY = {"forward_ms": 0.2, "backward_ms": 0.4}
 
 
 def run(tmp_path, checkpointing="never", **device):
-    job = small_job(
-        schedule=one_f_one_b(2, 4),
-        model=mlp(),
-        batch_size=8,
-        steps=4,
-        device=settings(**device),
-        backend="threads",
-        checkpointing=CHECKPOINTING[checkpointing],
-    )
+    given = {"schedule": one_f_one_b(2, 4), "batch_size": 8, "steps": 4, "device": settings(**device)}
+    job = small_job(checkpointing, **given, backend="threads")
     run_threads(job, tmp_path)
     return job, read_spans(tmp_path), summarise(job, tmp_path, "finished")
 
@@ -112,15 +98,9 @@ def test_a_run_lasts_what_it_was_told_to(tmp_path):
 )
 def test_a_pair_trains_as_its_two_actions_do(schedule):
     """In float64, with recomputation; a pair waits for both inputs and gives both outputs."""
-    model = mlp("float64")
-    job = small_job(
-        schedule=schedule,
-        model=model,
-        partition=uniform(model.layers, schedule.depth),
-        checkpointing=CHECKPOINTING["except_last"],
-        device=settings(**TINY, pair_ms=0.5, overhead_ms=0.1),
-        backend="threads",
-    )
+    device = settings(forward_ms=0.2, backward_ms=0.4, pair_ms=0.5, overhead_ms=0.1)
+    given = {"schedule": schedule, "model": mlp("float64"), "device": device, "backend": "threads"}
+    job = small_job("except_last", **given)
     for device in (job.device, DeviceSettings("cpu", 1)):
         assert_near(by_threads(replace(job, device=device)), by_one_process(job))
 

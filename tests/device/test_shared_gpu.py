@@ -1,7 +1,5 @@
 """What `device.share=true` allows and refuses, and what is recorded of a GPU's use, without a GPU."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -19,6 +17,7 @@ from microp.config import machine_of, make_job, memory_cap
 from microp.device import Cpu, Utilisation, gpu_of
 from microp.profiling.cases import make_plan
 from microp.records import summarise
+from microp.settings import DeviceSettings
 from microp.settings.device import CudaSettings
 from microp.system import GIB, processor
 from microp.worker.threads import run_threads
@@ -35,8 +34,17 @@ def two_gpus(monkeypatch):
     )
 
 
+def test_as_many_ranks_as_gpus_and_without_one_none(two_gpus, monkeypatch):
+    assert problems(config("device=cuda", "ranks=2")) == []
+    [problem] = problems(config("device=cuda", "ranks=3"))
+    assert problem.startswith("ranks=3 is more than the 2 GPUs here: use at most 2, or device.share=true, by which")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    [problem] = problems(config("device=cuda", "ranks=2"))
+    assert "torch sees no GPU" in problem
+    assert DeviceSettings("cpu", 0).problems() == ["device.threads=0 is below 1: use at least 1"]
+
+
 def test_more_ranks_than_gpus_may_share_them(two_gpus):
-    assert "device.share=true" in problems(config("device=cuda", "ranks=4"))[0]
     assert problems(config(*SHARED, "ranks=4")) == []
     assert memory_cap(config(*SHARED, "ranks=3")) == 4 * GIB  # two of them have one GPU
     assert memory_cap(config("device=cuda", "ranks=2")) == 8 * GIB

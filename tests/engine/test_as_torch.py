@@ -3,13 +3,12 @@
 A pipeline equals microp's single process bit for bit; that equals PyTorch to 1e-12 in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+import training
 from conftest import gpt, mlp, small_job
 from own_model import settings_of, tied_layers
 from threads import in_threads
@@ -20,7 +19,7 @@ from microp.model import build_model, open_data
 from microp.schedule import uniform
 from microp.schedule.builders import gpipe, zb_h1
 from microp.settings import ADAM, SgdSettings
-from microp.worker import Trainer, monolith
+from microp.worker import monolith
 
 STEPS = 4  # of the job's 4 training steps
 OPTIMIZERS = {
@@ -71,17 +70,8 @@ def test_an_optimizer(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_pipeline_trains_as_one_process(name):
     job = small_job(schedule=zb_h1(2, 3), optimizer=OPTIMIZERS[name], backend="threads")
-
-    def train(comms):
-        trainer = Trainer(job, comms, 0)
-        losses = []
-        for step in range(STEPS):
-            trainer.load(step)
-            losses.append(trainer.step(step)["loss"])
-        return losses
-
-    want = [step.loss for step in monolith.steps(job, STEPS)]
-    assert in_threads(2, train)[1] == want
+    _, (_, losses) = in_threads(2, lambda comms: training.trained(job, comms, STEPS))
+    assert losses == [step.loss for step in monolith.steps(job, STEPS)]
 
 
 TIED = {

@@ -3,13 +3,14 @@
 `test_every_schedule.py` has that every pipeline equals its single process.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+import training
 from one_process import by_one_process
+from shapes import Does
 from test_every_schedule import BF16, job_of, model_of
 from threads import in_threads
 from torch import nn
@@ -17,7 +18,6 @@ from torch import nn
 from microp.model import Layers, build_model, lowered_types, open_autocast
 from microp.schedule.builders import gpipe
 from microp.settings import AS_WRITTEN
-from microp.worker import Trainer
 
 MODELS = ("mlp", "gpt", "mixed", "tied")
 
@@ -29,14 +29,8 @@ def test_products_are_in_bf16_and_weights_gradients_and_optimizer_in_float32():
         (exact, *_), _ = by_one_process(replace(job, computing=AS_WRITTEN))
         assert lowered != exact
         assert lowered == pytest.approx(exact, rel=0.02)
-
-    def trained(comms):
-        trainer = Trainer(job_of("mlp, bf16", gpipe(1, 3), backend="threads"), comms)
-        trainer.load(0)
-        trainer.step(0)
-        return trainer
-
-    [trainer] = in_threads(1, trained)
+    job = job_of("mlp, bf16", gpipe(1, 3), backend="threads")
+    [(trainer, _)] = in_threads(1, partial(training.trained, job))
     weights = [weight for layer in trainer.layers.values() for weight in layer.parameters()]
     tensors = [each for weight in weights for each in (weight, weight.grad)]
     tensors += [each for state in trainer.optimizer.state.values() for each in state.values()]
@@ -59,24 +53,16 @@ def test_the_types_between_layers_are_known_before_the_run(name, computing):
     assert len(both) == (2 if name in ("mixed", "tied") else 1)
 
 
-class Scatter(nn.Module):
-    """A layer that works in float32, and not under autocast."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return torch.zeros_like(x, dtype=torch.float32).scatter_add(1, torch.zeros(x.shape, dtype=int), self.linear(x))
-
-
 def test_a_layer_that_fails_under_autocast_is_named():
     def made(*layers, loss=lambda logits, targets: logits.mean()):
         return Layers([nn.Embedding(256, 8, device="meta"), *(layer.to("meta") for layer in layers)], loss, 4)
 
+    def scatter(own, x):  # it works in float32, and not under autocast
+        return torch.zeros_like(x, dtype=torch.float32).scatter_add(1, torch.zeros(x.shape, dtype=int), own.linear(x))
+
     assert lowered_types(made(nn.Linear(8, 8), nn.Tanh()), BF16) == ("int64", "float32", "bfloat16")
-    with pytest.raises(ValueError, match=r"layer 1 \(Scatter\), which fails with dtype=bf16 for its input \[2, 4, 8\]"):
-        lowered_types(made(Scatter()), BF16)
+    with pytest.raises(ValueError, match=r"layer 1 \(Does\), which fails with dtype=bf16 for its input \[2, 4, 8\]"):
+        lowered_types(made(Does(scatter, linear=nn.Linear(8, 8))), BF16)
     with pytest.raises(ValueError, match=r"a loss that fails with dtype=bf16 for \(output \[2, 4, 8\] bfloat16, targ"):
         lowered_types(made(nn.Linear(8, 8), loss=lambda logits, _: logits @ torch.ones(7)), BF16)
 

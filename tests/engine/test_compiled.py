@@ -1,7 +1,5 @@
 """`compile=true`: compiled layers give the gradients of the single process but for the last bits; what it refuses."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from functools import partial
@@ -159,10 +157,7 @@ def test_generated_code():
 def test_without_a_compiler_nothing_starts(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     [problem] = problems(config("compile=true"))
-    assert problem == (
-        "compile=true needs a C++ compiler, and no-such-compiler is not here: install g++, name another one by the "
-        "environment variable CXX, or use compile=false"
-    )
+    assert problem.startswith("compile=true needs a C++ compiler, and no-such-compiler is not here: install g++")
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: "/nowhere")
     monkeypatch.setattr(machine.shutil, "which", lambda name: name)

@@ -4,15 +4,13 @@ CASES lists schedules x chunks x partitions x checkpointing x models, which one 
 one after another. On K ranks M goes below K, is no multiple of it, and does not divide the batch of 9 rows.
 """
 
-from __future__ import annotations
-
-from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, product
 
 import pytest
 import torch
 from conftest import CHECKPOINTING, gpt, mlp, small_job
+from drawn import defined
 from one_process import assert_equal, assert_near, by_one_process, by_processes, by_threads
 from own_model import mixed, settings_of
 from training import digest
@@ -63,13 +61,6 @@ def test_bit_for_bit(ranks, backend, whole, tmp_path):
 
 REORDERED = (schedules.seq_1f1b, schedules.dualpipe, schedules.chimera)  # test_slices_and_copies.py
 OTHERS = [build for build in schedules.ORDERS.values() if build not in (naive, gpipe, one_f_one_b, *REORDERED)]
-
-
-def defined(build, ranks: int, numbers):
-    """The schedules of a builder, which says for which numbers of microbatches it is not defined."""
-    for chunks in numbers:
-        with suppress(ValueError):
-            yield build(ranks, chunks)
 
 
 def in_monolith_s_order(schedule) -> bool:

@@ -4,14 +4,13 @@ Each rank is a thread. The models take turns over schedules, checkpointing modes
 `--whole`; `test_equality.py` has the models that are built in, on processes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from itertools import product
 
 import pytest
 from conftest import CHECKPOINTING, gpt, mlp, small_job
+from drawn import defined
 from one_process import assert_equal, by_processes, by_threads
 from own_model import mixed, passing, settings_of, tied_layers
 
@@ -42,16 +41,6 @@ def job_of(name: str, schedule, mode: str = "never", cut=uniform, **changes):
     return small_job(mode, cut, schedule=schedule, model=model_of(name), computing=MODELS[name][1], **changes)
 
 
-def schedule_of(name: str, ranks: int):
-    """A schedule of this builder with a number of microbatches that it is defined for."""
-    for chunks in (3, 4, 6, 8, 9):
-        try:
-            return getattr(builders, name)(ranks, chunks)
-        except ValueError:
-            continue
-    raise AssertionError(name)
-
-
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_schedule_and_checkpointing_mode(name, whole):
     """On one rank both ends of tied weights are there; so they are with stages that are laid out as a V."""
@@ -59,7 +48,7 @@ def test_every_schedule_and_checkpointing_mode(name, whole):
     for turn, (mode, ranks) in enumerate([*product(CHECKPOINTING, (2, 3)), ("always", 1)]):
         turn += turn // 4 + 2 * BUILDERS.index(name)
         for model in names if whole else [names[turn % len(names)]]:
-            schedule = schedule_of(name, ranks)
+            schedule = next(defined(getattr(builders, name), ranks, (3, 4, 6, 8, 9)))
             if schedule.stages <= model_of(model).layers:
                 job = job_of(model, schedule, mode, skewed if ranks == 3 else uniform, backend="threads")
                 assert_equal(job, by_threads(job))

@@ -1,7 +1,5 @@
 """Stages that train nothing have no W, and the gradients of the others are the single process's bit for bit."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,27 +1,19 @@
 """What a model of one's own does that its trials did not show; `test_every_schedule.py` trains such models."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
 from conftest import small_job
-from one_process import assert_equal, by_threads
-from own_model import drawing_of_many, mixed, narrowing, normalised_together, normed, own_job, rooted, settings_of
+from one_process import by_threads
+from own_model import drawing_of_many, mixed, narrowing, normalised_together, own_job, rooted, settings_of
 
 from microp.comms import thread_comms
 from microp.engine import ActionError
 from microp.model.randomness import GENERATOR, generator_states, seeded
-from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
+from microp.schedule.builders import gpipe, zb_h1
 from microp.settings import SnapshotSettings
 from microp.worker import RankError, Trainer
 from microp.worker.threads import run_threads
-
-
-def test_declared_buffers_are_those_of_the_single_process():
-    """Every schedule forwards microbatches in order, so that running statistics are the same."""
-    job = own_job(settings_of(normed), schedule=one_f_one_b(2, 3), backend="threads")
-    assert_equal(job, by_threads(job))
 
 
 def test_a_draw_that_no_trial_saw_ends_the_step():

@@ -4,8 +4,6 @@ shapes x schedules x partitions x checkpointing x types x replicas; all but the 
 meets each of their combinations, and with `--whole` in each schedule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import cycle, islice, product
 

@@ -3,14 +3,13 @@
 Over orders x shapes x checkpointing; copies stay equal bit for bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
 import pytest
 import torch
+import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from one_process import assert_near, by_one_process, by_processes, by_threads
 from own_model import mixed, settings_of
@@ -21,7 +20,6 @@ from microp.comms import thread_comms
 from microp.schedule import Schedule, rows, skewed, uniform
 from microp.schedule.builders import chimera, dualpipe, seq_1f1b
 from microp.schedule.builders.phases import defer_weights
-from microp.worker.trainer import Trainer
 
 # ranks, chunks, slices, stages per rank: below, at and above what fills the pipeline
 SHAPES = [(1, 1, 2, 1), (1, 3, 4, 2), (2, 1, 2, 1), (2, 2, 4, 1), (2, 3, 3, 2)]
@@ -93,10 +91,7 @@ def test_copies_on_processes(ranks, tmp_path):
 
 
 def ten_steps(job, comms):
-    trainer = Trainer(job, comms)
-    for step in range(10):
-        trainer.load(step)
-        trainer.step(step)
+    trainer, _ = training.trained(job, comms, 10)
     return {index: [w.detach().clone() for w in layer.parameters()] for index, layer in trainer.layers.items()}
 
 

@@ -1,7 +1,5 @@
 """torch's pipeline runtime in the engine's place, and the comparison of both in one launch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -14,16 +12,7 @@ from microp.job import TORCH_SCHEDULES, torch_problems
 from microp.job.torch_support import nearest_in_torch
 from microp.records import read_json, read_rows, read_spans, summarise, write_json
 from microp.schedule import uniform
-from microp.schedule.builders import (
-    Drain,
-    breadth_first,
-    gpipe,
-    interleaved,
-    naive,
-    one_f_one_b,
-    zb_h1,
-    zb_v,
-)
+from microp.schedule.builders import Drain, breadth_first, gpipe, interleaved, naive, one_f_one_b, zb_h1, zb_v
 from microp.settings import EngineSettings
 from microp.worker import launch_ranks
 

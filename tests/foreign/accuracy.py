@@ -3,8 +3,6 @@
 `python -m foreign.accuracy FOLDER...` prints the median, the 90th percentile and the worst of all steps and ranks.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Traces that were made up: formats, steps, kernels, names, what-if, profiles; exact where the times are."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace
@@ -11,20 +9,8 @@ import pytest
 import yaml
 
 from microp.config import compose_config, make_pricing_job, read_config
-from microp.foreign import (
-    TraceError,
-    align,
-    make_steps,
-    marked,
-    profile_of,
-    read_lanes,
-    read_names,
-    record,
-    step_rows,
-    what_if,
-)
+from microp.foreign import TraceError, align, make_steps, marked, profile_of, read_lanes, read_names, step_rows, what_if
 from microp.profiling import to_plain
-from microp.records import check_attempt
 from microp.schedule.builders import chimera, dualpipe_v, gpipe, interleaved, one_f_one_b, seq_1f1b, zb_h1, zb_v
 from microp.simulator import calibrate_steps, for_stages, replay_steps, simulate
 from microp.trace import bubble_fraction, busy, makespan, perfetto
@@ -54,27 +40,20 @@ def as_csv(path: Path, *steps, unit="ms") -> Path:
     return path
 
 
-def as_chrome(folder: Path, spans, name="PP:{0.stage}{0.op}{0.microbatch}", more=lambda rank: ()) -> list[Path]:
+def as_chrome(folder: Path, spans) -> list[Path]:
     """A file per rank."""
     files = []
     for rank in sorted({span.rank for span in spans}):
-        events = [slice_of(name.format(span), span.start / 1e3, span.end / 1e3) for span in spans if span.rank == rank]
+        own = [span for span in spans if span.rank == rank]
+        events = [slice_of(f"PP:{s.stage}{s.op}{s.microbatch}", s.start / 1e3, s.end / 1e3) for s in own]
         files.append(folder / f"rank{rank}.json")
-        files[-1].write_text(json.dumps({"traceEvents": [*events, *more(rank)]}))
+        files[-1].write_text(json.dumps({"traceEvents": events}))
     return files
 
 
 def slice_of(name, start, end, **more):
-    return {
-        "ph": "X",
-        "cat": "user_annotation",
-        "name": name,
-        "pid": 1,
-        "tid": 2,
-        "ts": start,
-        "dur": end - start,
-        **more,
-    }
+    where = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 2}
+    return {**where, "name": name, "ts": start, "dur": end - start, **more}
 
 
 def read(*files, names=None):
@@ -295,17 +274,6 @@ def test_a_profile_of_two_stages_has_even_layers(tmp_path):
     times = [layer["forward"][0] for layer in profile.layers.values()]
     assert times == pytest.approx([sum(costs.forward) / 8] * 3, rel=0.01)
     assert "spread evenly over their layers" in notes[0]
-
-
-def test_the_run_folder_can_be_read(tmp_path):
-    aligned, rows, _ = traced(tmp_path, one_f_one_b(4, 8))
-    attempt, summary = record(tmp_path / "runs", aligned, rows, {"notes": []}, None)
-    records = check_attempt(attempt)
-    assert records.summary == json.loads(json.dumps(summary))
-    assert records.status["status"] == "finished"
-    assert summary["in_flight_peak"] == [4, 3, 2, 1]
-    assert summary["bubble"]["measured"] == pytest.approx(bubble_fraction(aligned.spans[0]))
-    assert summary["replayed"]["step_ms"] == pytest.approx(makespan(aligned.spans[0]) / 1e6)
 
 
 def test_marked_needs_stages():

@@ -4,8 +4,6 @@ What two clocks say of the same moments is compared, on machines that are busy: 
 on a quiet one, which is in `analysis/log/`.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

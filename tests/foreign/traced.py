@@ -4,8 +4,6 @@
 `marked`, `microp.marked` puts its ranges on every schedule.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What makes two runs the same: run ids and question ids."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

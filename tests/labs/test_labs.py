@@ -1,7 +1,5 @@
 """The course: every lab runs, and what it teaches is so."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,19 +7,8 @@ import pytest
 from user import torchrun
 
 from microp import labs
-from microp.labs import (
-    LABS,
-    ddp,
-    gpipe,
-    manual_replicas,
-    manual_split,
-    memory_wall,
-    monolith,
-    naive,
-    one_f_one_b,
-    train_text,
-)
 from microp.labs import __main__ as command
+from microp.labs import ddp, gpipe, manual_replicas, manual_split, memory_wall, monolith, naive, one_f_one_b, train_text
 
 FOLDER = Path(__file__).parents[2] / "microp" / "labs"
 
@@ -40,10 +27,10 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_readme_and_the_command_list_them_in_order(capsys):
     text = (FOLDER / "README.md").read_text()
-    assert re.findall(r"-m microp\.labs\.(\w+)`", text) == list(LABS)
-    assert all((FOLDER / f"{name}.py").exists() for name in LABS)
+    assert re.findall(r"-m microp\.labs\.(\w+)`", text) == list(labs.LABS)
+    assert all((FOLDER / f"{name}.py").exists() for name in labs.LABS)
     assert command.main([]) == 0
-    assert re.findall(r"^ ?\d+  (\w+)", capsys.readouterr().out, re.MULTILINE) == list(LABS)
+    assert re.findall(r"^ ?\d+  (\w+)", capsys.readouterr().out, re.MULTILINE) == list(labs.LABS)
     command.main(["1", "batch_size=32", "model.layers=3"])  # a lab by its number with words
     assert capsys.readouterr().out.startswith("3 layers, ")
 
@@ -75,7 +62,7 @@ def test_words_that_a_lab_cannot_take(words, sentence, capsys):
     assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
-@pytest.mark.parametrize("lab", LABS)
+@pytest.mark.parametrize("lab", labs.LABS)
 def test_every_lab_has_help(lab, capsys):
     with pytest.raises(SystemExit) as end:
         command.main([lab, "--help"])

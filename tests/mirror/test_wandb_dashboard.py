@@ -1,17 +1,16 @@
 """The W&B dashboard as a value: built without a server, and every name in it is one that a recorded run has."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 
 import pytest
+from stored import amend
 
 from microp import dashboard
 from microp.mirror.content import Charts, run_summary
 from microp.mirror.dashboard import specification, subject_of
-from microp.records import RecordError, attempts, read_json, read_rows, read_summary, write_json
+from microp.records import RecordError, attempts, read_rows, read_summary, write_json
 from microp.results import varied
 from microp.system import flatten
 
@@ -22,7 +21,7 @@ def experiment(outputs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dashboard") / "outputs"
     shutil.copytree(outputs / "runs", folder / "runs")
     for number, attempt in enumerate(attempts(folder)):
-        write_json(attempt / "env.json", {**read_json(attempt / "env.json"), "experiment": "hop_latency"})
+        amend(attempt / "env.json", experiment="hop_latency")
         write_json(attempt / "tracked.json", {"rank0": f"r0-{number}", "summary": f"summary-{number}"})
     return folder
 

@@ -1,7 +1,5 @@
 """The W&B mirror: what was logged is read back from the offline files and equals the rows."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -13,6 +11,7 @@ from statistics import median
 
 import pytest
 from conftest import small_job
+from stored import amend
 from user import BIN
 
 from microp import tracking
@@ -144,8 +143,7 @@ def test_an_attempt_that_failed_before_its_first_row_is_mirrored(attempt, tmp_pa
     (attempt / "steps.rank0.jsonl").write_text("")
     for path in (attempt / "steps.rank1.jsonl", *attempt.glob("spans.rank*.jsonl")):
         path.unlink()
-    status = json.loads((attempt / "status.json").read_text())
-    write_json(attempt / "status.json", {**status, "status": "failed", "message": "rank 1 waited 2 s"})
+    amend(attempt / "status.json", status="failed", message="rank 1 waited 2 s")
     write_json(attempt / "summary.json", summarise(small_job(), attempt, "failed"))
     assert tracking.main([str(tmp_path)]) == 0
     assert "attempt-1: mirrored rank0, summary" in capsys.readouterr().out
@@ -209,8 +207,7 @@ def test_only_the_summary_run_is_the_agents(attempt, tmp_path, monkeypatch):
     agent = take_agent()
     assert agent == {"run_id": "agentrun", "sweep_id": "asweep", "project": "theirs"}
     assert take_agent() == {}  # the next attempt of this process has ids of its own
-    env = json.loads((attempt / "env.json").read_text())
-    write_json(attempt / "env.json", {**env, "wandb_agent": agent})
+    amend(attempt / "env.json", wandb_agent=agent)
     mirror(attempt, OFFLINE, tmp_path)
     assert made(tmp_path) == ["agentrun", "r0-0123abcd", "r1-0123abcd"]
     for name in made(tmp_path):
@@ -249,7 +246,7 @@ def running(attempt, tmp_path):
         path.write_text(rows.pop(0))
     (attempt / "summary.json").unlink()
     status = json.loads((attempt / "status.json").read_text())
-    write_json(attempt / "status.json", {**status, **this_process(), "status": "running"})
+    amend(attempt / "status.json", **this_process(), status="running")
 
     def go_on() -> None:
         for path, rows in lines.items():
@@ -298,8 +295,7 @@ def test_an_attempt_whose_process_has_gone_is_no_longer_followed(running, tmp_pa
         time.sleep(0.05)
     ended = subprocess.Popen(["true"])
     ended.wait()
-    status = json.loads((attempt / "status.json").read_text())
-    write_json(attempt / "status.json", {**status, "pid": ended.pid})
+    amend(attempt / "status.json", pid=ended.pid)
     following.join(60)
     assert sorted(json.loads((attempt / "tracked.json").read_text())) == ["rank0", "rank1"]
     [code] = [record["exit"]["exit_code"] for record in inspect(tmp_path, "summary-0123abcd") if "exit" in record]

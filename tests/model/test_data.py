@@ -1,7 +1,5 @@
 """A batch follows from (seed, step); a source that will not do is told before anything starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import sysconfig
@@ -40,12 +38,10 @@ def test_default_text_is_the_standard_library_and_a_folder_is_read_by_name_with_
     assert set(open_data(settings, 50, 1, 0)(0).flatten().tolist()) == {97, 98, 99}
 
 
-TEXTS = {"does not exist": None, "is empty: give a text of at least 9 bytes": b"", "has 8 bytes": b"01234567"}
-
-
 def test_the_shortest_text_that_will_do(tmp_path):
     path = tmp_path / "text"
-    for said, content in TEXTS.items():
+    texts = {"does not exist": None, "is empty: give a text of at least 9 bytes": b"", "has 8 bytes": b"01234567"}
+    for said, content in texts.items():
         if content is not None:
             path.write_bytes(content)
         [problem] = TextSettings("text", str(path)).problems(8, 256)

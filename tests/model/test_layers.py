@@ -1,7 +1,5 @@
 """Layers follow from (seed, index), whoever builds them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from conftest import gpt, mlp
@@ -11,21 +9,7 @@ from microp.model import Dropout, build_model
 from microp.model.layers import Bits
 from microp.settings import MlpSettings
 
-MODELS = [mlp(), gpt(), mlp("float64"), gpt("float64")]
-
-
-@pytest.mark.parametrize("settings", MODELS, ids=lambda m: f"{m.name}-{m.dtype}")
-def test_layers_fit_each_other(settings):
-    model = build_model(settings)
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randint(0, 256, (16, settings.row_bytes), generator=generator)
-    for index in range(model.layers):
-        x = model.layer(index, 0)(x)
-        if index < model.layers - 1:
-            assert tuple(x.shape) == settings.boundary(16, index + 1)
-            assert x.dtype == model.dtype == getattr(torch, settings.dtype)
-    loss = model.loss(x, torch.randint(0, 256, (16, settings.row_bytes), generator=generator))
-    assert 4.5 < loss.item() < 7.5  # about ln 256 = 5.55 before training
+MODELS = [mlp(), gpt(), mlp("float64")]
 
 
 @pytest.mark.parametrize("settings", MODELS[:2], ids=lambda m: m.name)

@@ -1,17 +1,16 @@
 """Data of a model's own: what is drawn from them, that every schedule trains on the same, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHECKPOINTING
 from one_process import assert_equal, by_processes, by_threads
-from own_data import Images, drawn_anew, few_images, images, regression, settings_of
-from own_model import own_job
+from own_data import Items, drawn_anew, few_images, image, images, regression
+from own_model import own_job, settings_of
 from torch import nn
 
 from microp.model import Layers, build_model, inspect_layers
@@ -20,7 +19,7 @@ from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_
 
 MODELS = [images, few_images, regression]
 SCHEDULES = [gpipe(2, 3), one_f_one_b(3, 4), interleaved(2, 4, 2), zb_h1(2, 2), zb_v(2, 3)]
-IMAGES = Images(40)
+IMAGES = Items(40, image)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
@@ -41,16 +40,13 @@ def test_every_transport_sends_views(backend, tmp_path):
 
 
 def test_an_epoch_has_every_item_once_and_a_step_follows_from_its_number():
-    class Numbers(Images):
-        def __getitem__(self, index):
-            return torch.tensor([index]), index
-
-    whole = torch.cat([own_rows(Numbers(10), step, 4, seed=3)[1] for step in range(5)]).tolist()
+    ten, two = (Items(size, lambda index: (torch.tensor([index]), index)) for size in (10, 2))
+    whole = torch.cat([own_rows(ten, step, 4, seed=3)[1] for step in range(5)]).tolist()
     assert sorted(whole[:10]) == sorted(whole[10:]) == list(range(10))
     assert whole[:10] != whole[10:] != list(range(10))
-    assert own_rows(Numbers(10), 3, 4, seed=3)[1].tolist() == whole[12:16]
-    assert own_rows(Numbers(10), 3, 4, seed=4)[1].tolist() != whole[12:16]
-    assert sorted(own_rows(Numbers(2), 0, 6, seed=0)[1].tolist()) == [0, 0, 0, 1, 1, 1]
+    assert own_rows(ten, 3, 4, seed=3)[1].tolist() == whole[12:16]
+    assert own_rows(ten, 3, 4, seed=4)[1].tolist() != whole[12:16]
+    assert sorted(own_rows(two, 0, 6, seed=0)[1].tolist()) == [0, 0, 0, 1, 1, 1]
 
 
 def test_what_a_rank_holds_of_them_is_counted():
@@ -78,35 +74,30 @@ def broken(data, loss=F.cross_entropy, **changes):
     return replace(Layers(layers, loss, data=data), **changes)
 
 
-class Ends(Images):
-    def __getitem__(self, index):
-        return {"image": torch.zeros(2, 4, 4), "label": 0}
+nine = partial(Items, 9)
 
 
-class Grows(Images):
-    def __getitem__(self, index):
-        return torch.zeros(index, 4, 4), 0
-
-
-class Draws(Images):
-    own = torch.Generator().manual_seed(0)
-
-    def __getitem__(self, index):
-        return torch.randn(2, 4, 4, generator=self.own), 0
+def unseeded(_: int):
+    return torch.randn(2, 4, 4, generator=GENERATOR), 0
 
 
 def of_most(logits, targets):
     return F.cross_entropy(logits, targets, ignore_index=1)
 
 
+GENERATOR = torch.Generator().manual_seed(0)
 REFUSED = {  # a part of what the message says -> the layers
     "a int as data: give a map-style Dataset of (input, target), or a function (step, rows)": broken(3),
-    "data without an item: give at least one": broken(Images(0)),
+    "data without an item: give at least one": broken(Items(0, image)),
     "context=4 beside data of its own: leave context out": broken(IMAGES, context=4),
-    "data that fail (ValueError: not two tensors of 2 rows, (inputs, targets), but a dict": broken(Ends(9)),
-    "data that fail (RuntimeError: stack expects each tensor to be equal size": broken(Grows(9)),
+    "data that fail (ValueError: not two tensors of 2 rows, (inputs, targets), but a dict": broken(
+        nine(lambda _: {"label": 0})
+    ),
+    "data that fail (RuntimeError: stack expects each tensor to be equal size": broken(
+        nine(lambda index: (torch.zeros(index, 4, 4), 0))
+    ),
     "data that fail (ValueError: not two tensors of 2 rows": broken(lambda step, rows: torch.zeros(rows, 32)),
-    "data that are others the second time: let them follow from the item or the step": broken(Draws(9)),
+    "data that are others the second time: let them follow from the item or the step": broken(nine(unseeded)),
     "a loss that is not the mean over the rows": broken(IMAGES, of_most),
     "a loss that fails for (output [2, 3] float32, targets [2] int64)": broken(IMAGES, F.mse_loss),
     "layer 0 (Sequential), which fails for its input [2, 2, 4, 4] float32": broken(

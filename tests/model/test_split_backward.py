@@ -1,7 +1,5 @@
 """What B leaves for W, and that W adds with the bits of autograd; `shapes.py` has models of every kind."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -127,3 +125,29 @@ def test_products_are_added_with_the_bits_of_autograd(dim, rows):
                 stage.weight_gradient(microbatch, None)
         found.append([weight.grad for weight in stage.layers.parameters()])
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTING)
+@pytest.mark.parametrize("module", [torch.nn.Flatten(), torch.nn.Identity()])
+@pytest.mark.parametrize("split", [(), (0,)])
+def test_what_a_stage_only_passes_on_has_memory_of_its_own(name, module, split):
+    """The memory of what it is given is a mailbox, which is written again while the result is still used."""
+    stage = Stage([module], None, CHECKPOINTING[name], 1, split)
+    stage.load(Batch(0, None, None, [1.0]))
+    x = torch.randn(4, 32)
+    y = stage.forward(0, x)
+    g = torch.randn(4, 32)
+    back = stage.backward(0, g)
+    if split:
+        stage.weight_gradient(0, None)
+    assert torch.equal(x, y)
+    assert torch.equal(g, back)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in (x, y, g, back)}) == 4
+
+
+def test_a_loss_that_is_not_one_number_is_refused():
+    stage = Stage([torch.nn.Linear(2, 2)], lambda output, _: output.sum(1), CHECKPOINTING["never"], 1)
+    stage.load(Batch(0, None, [torch.ones(3)], [1.0]))
+    stage.forward(0, torch.ones(3, 2))
+    with pytest.raises(ValueError, match=r"the loss has the shape \[3\]: it has to be one number"):
+        stage.backward(0, None)

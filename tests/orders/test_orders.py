@@ -1,27 +1,16 @@
 """The search for orders: never worse than a named schedule, within the cap, above the bounds, near the optimum."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from fractions import Fraction
 from itertools import pairwise, product
 from math import inf
 from random import Random
 
 import pytest
+from every_order import Orders
 
-from microp.orders import (
-    Memory,
-    Problem,
-    lower_bounds,
-    named_schedules,
-    pairs,
-    search,
-    solve,
-    with_solver,
-)
+from microp.orders import Memory, Problem, lower_bounds, pairs, search, solve, with_solver
 from microp.orders.pairing import paired
-from microp.orders.problem import ends_of, makespan_of
+from microp.orders.problem import makespan_of
 from microp.schedule import Op, Schedule, builders, validate
 from microp.simulator import Costs, simulate
 from microp.trace import makespan
@@ -36,42 +25,6 @@ def random_problem(random: Random, most: int = 4) -> Problem:
     placement = tuple(min(s, 2 * ranks - 1 - s) if folded else s % ranks for s in range(stages))
     costs = Costs(*[tuple(random.randint(1, 9) for _ in range(stages)) for _ in range(3)], latency=random.randint(0, 2))
     return Problem(placement, chunks, costs, pairs(stages, random.choice((None, *range(loops, stages + 2)))))
-
-
-def brute_force(problem: Problem) -> int:
-    """The least makespan over all merges of the lanes of every rank."""
-
-    def merges(counts: tuple[int, ...], lanes: list[int]) -> list[list[int]]:
-        if not any(counts):
-            return [[]]
-        found = []
-        for at, left in enumerate(counts):
-            if left:
-                number = lanes[at] * problem.chunks + problem.chunks - left
-                rest = merges((*counts[:at], left - 1, *counts[at + 1 :]), lanes)
-                found += [[number, *each] for each in rest]
-        return found
-
-    def legal(row: list[int]) -> bool:
-        place = {number: at for at, number in enumerate(row)}
-        step = problem.stages * problem.chunks
-        return problem.fits(row) and all(place[n - step] < place[n] for n in row if n >= step)
-
-    rows = [list(filter(legal, merges((problem.chunks,) * len(lanes), lanes))) for lanes in problem.lanes]
-    times = (makespan_of(problem, each) for each in product(*rows))
-    return min(time for time in times if time is not None)
-
-
-def test_the_fast_judge_agrees_with_the_simulator():
-    random = Random(1)
-    for _ in range(40):
-        problem = random_problem(random)
-        for schedule in named_schedules(problem)[0]:
-            rows = problem.rows_of(schedule)
-            spans = {span.action: span.end for span in simulate(problem.schedule(rows), problem.costs)}
-            ends = ends_of(problem, rows)
-            assert ends is not None
-            assert {problem.action(number): ends[number] for row in rows for number in row} == spans
 
 
 def test_a_deadlock_is_noticed():
@@ -94,15 +47,14 @@ def test_found_orders_are_valid_within_the_cap_and_never_worse_than_named_ones()
         assert not set(found.named) & set(found.refused)
 
 
-def test_bounds_and_search_against_every_order_there_is():
-    """On two ranks with three microbatches, where all orders can be tried."""
+def test_the_search_finds_the_best_of_every_order_there_is():
+    """On two ranks with two microbatches, where all orders can be tried."""
     random = Random(3)
     for _ in range(6):
         costs = Costs(*[(random.randint(1, 5), random.randint(1, 5)) for _ in range(3)], latency=random.randint(0, 1))
         problem = Problem((0, 1), 2, costs, pairs(2, random.choice((None, 1, 2))))
-        best = brute_force(problem)
-        assert lower_bounds(problem).best <= best
-        assert search(problem, seconds=60, moves=300).makespan == best
+        found = search(problem, seconds=60, moves=300)
+        assert Orders(problem.placement, problem.chunks, costs, problem.memory.cap).faster_than(found.makespan) is None
 
 
 def test_what_is_kept_from_b_to_w_counts_less():
@@ -123,17 +75,6 @@ def test_a_cap_that_no_order_meets_says_by_how_much():
         Problem((0, 1, 0, 1), 4, Costs((1,) * 4, (1,) * 4), pairs(4, 1))
     with pytest.raises(ValueError, match="stage 0 would keep 2 from B to W"):
         Memory(4, (1,), (2,))
-
-
-def test_fractions_and_floats_are_searched_too():
-    third = Fraction(1, 3)
-    exact = Problem((0, 1), 3, Costs((third,) * 2, (2 * third,) * 2, (third,) * 2), pairs(2, 2))
-    assert (
-        search(exact, 60, moves=100).makespan * 3
-        == search(Problem((0, 1), 3, Costs((1, 1), (2, 2), (1, 1)), pairs(2, 2)), 60, moves=100).makespan
-    )
-    rough = Problem((0, 1), 3, Costs((0.1,) * 2, (0.2,) * 2, (0.1,) * 2), pairs(2, 2))
-    assert search(rough, 60, moves=100).makespan >= lower_bounds(rough).best - 1e-9
 
 
 def test_the_solver_proves_what_the_search_found():

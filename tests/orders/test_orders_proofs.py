@@ -4,8 +4,6 @@ All orders of small problems are tried, see `every_order`: over every link rule,
 full backwards that take less than B and W, caps, placements, and times of many digits.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain, permutations, product
@@ -26,16 +24,7 @@ PLAIN, LOOPED, FOLDED = (lambda s, ranks: s), (lambda s, ranks: s % ranks), (lam
 
 
 def problem_of(
-    random: Random,
-    placement: tuple[int, ...],
-    chunks: int,
-    rule: str,
-    mode: str,
-    overhead: bool,
-    full: bool,
-    slices: int = 1,
-    copies: int = 1,
-    unlike: bool = False,
+    random: Random, placement, chunks, rule, mode, overhead, full, slices=1, copies=1, unlike=False
 ) -> Problem:
     """Return a problem of this kind with random times, whole or of many digits, under a cap or none."""
     stages, digits, units = len(placement), random.random() < 0.2, chunks * slices

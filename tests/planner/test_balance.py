@@ -1,7 +1,5 @@
 """Balanced partitions: never worse in the simulator than the uniform one, within memory, for ranks of any speed."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 from math import comb

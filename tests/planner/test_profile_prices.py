@@ -1,7 +1,5 @@
 """Profiles give partitions and plans their times, on a machine that is not here too."""
 
-from __future__ import annotations
-
 import shlex
 
 import profiled

@@ -1,7 +1,5 @@
 """The search leaves out nothing that is better; advice on memory: what fills a rank, and changes that do fit."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -22,9 +20,9 @@ UNEQUAL = LayerPrices("made up", [LayerTimes(t, t, t, 2 * t, t) for t in (1, 1, 
 SPACE = Space(chunks=(2, 4, 8), checkpointing=("never", "always", "except_last"), replicas=(1, 2))
 
 
-def some_pricer(prices=None) -> Pricer:
+def some_pricer(prices=None, ranks: int = 4, rows: int = 32) -> Pricer:
     prices = NominalPrices(DEVICE) if prices is None else prices
-    return Pricer(Subject(8, 4, 32, prices, lambda split, slices, rows: LAYERS))
+    return Pricer(Subject(8, ranks, rows, prices, lambda split, slices, rows: LAYERS))
 
 
 def all_sizes(layers: int, stages: int) -> list[tuple[int, ...]]:
@@ -100,21 +98,13 @@ def test_replicas_divide_the_ranks_and_the_rows():
     assert two.peak > one.peak
 
 
-ADVISED = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.0, None, ["layer", "row"])
-
-
 def advised_pricer(ranks: int = 4) -> Pricer:
-    return Pricer(Subject(8, ranks, 64, NominalPrices(ADVISED), lambda split, slices, rows: LAYERS))
+    return some_pricer(NominalPrices(replace(DEVICE, latency_ms=0.0)), ranks, 64)
 
 
 def gpipe_now() -> tuple:
     pricer = advised_pricer()
     return pricer, pricer.add(Choice("gpipe", 8), builders.gpipe(4, 8), (2, 2, 2, 2))
-
-
-def given_now() -> tuple:
-    pricer = advised_pricer()
-    return pricer, pricer.add(Choice("1f1b", 8, partition="given"), builders.one_f_one_b(4, 8), (5, 1, 1, 1))
 
 
 def test_every_change_fits_and_is_priced():
@@ -140,7 +130,8 @@ def test_two_changes_together_are_named_only_if_no_single_one_fits():
 
 
 def test_sizes_that_the_user_chose_are_kept_but_by_an_order_with_another_number_of_stages():
-    pricer, now = given_now()
+    pricer = advised_pricer()
+    now = pricer.add(Choice("1f1b", 8, partition="given"), builders.one_f_one_b(4, 8), (5, 1, 1, 1))
     found = dict(changes(pricer, now, 0.9 * now.peak))
     assert found["partition=balanced"].sizes == (2, 2, 2, 2)
     if "chunks=16" in found:

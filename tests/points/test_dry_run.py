@@ -1,21 +1,18 @@
 """`dry_run=true` shows the points, their state, their steps and their predicted time, and leaves nothing behind."""
 
-from __future__ import annotations
-
-import json
 import os
+import shlex
 
 import pytest
-from configs import sweep_of
 from profiled import written
-from stored import store_run
-from user import SMALL, microp, ran
+from stored import amend, store_run
+from typed import type_in
+from user import SMALL, microp, ran, read
 
 from microp.commands.interface import measure
 from microp.config import ConfigError, job_of
-from microp.config.config import compose_config, compose_points, composer, register
-from microp.points.sweep import SweepCallback
-from microp.records import hold, write_json
+from microp.config.config import compose_config
+from microp.records import hold
 from microp.terminal import console
 
 TIMES = ["device=emulated", "device.forward_ms=10", "device.backward_ms=20", "tracking=disabled", "comms=threads"]
@@ -27,17 +24,12 @@ def dry(tmp_path, monkeypatch, capsys):
     """Shows what a sweep would do: (exit code, rows of the table, everything that was printed)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console.out, "width", 200)
-    register()
 
-    def run(*words: str, resumes: bool = True) -> tuple[int, list[str], str]:
-        with composer():
-            config = sweep_of(*words)
-            config.dry_run, config.again = True, not resumes
-            with pytest.raises(SystemExit) as left:
-                SweepCallback()._start(config, compose_points(config))
+    def run(*words: str) -> tuple[int, list[str], str]:
+        code = type_in(None, shlex.join(["-m", *words, "dry_run=true"]), monkeypatch)
         printed = capsys.readouterr()
         rows = [line for line in printed.out.splitlines() if line.rstrip().endswith(" -") or "-k2-" in line]
-        return left.value.code, rows, printed.out + printed.err
+        return code, rows, printed.out + printed.err
 
     return run
 
@@ -46,8 +38,7 @@ def record(outputs, words: list[str], seconds: float) -> None:
     """A finished run that took this long."""
     run = store_run(outputs, *words)
     path = outputs / "runs" / run / "attempt-1" / "status.json"
-    status = json.loads(path.read_text())
-    write_json(path, {**status, "ended": status["started"] + seconds})
+    amend(path, ended=read(path)["started"] + seconds)
 
 
 def files(folder) -> list[str]:
@@ -58,7 +49,7 @@ def test_each_point_has_its_state_its_steps_and_its_predicted_time(dry, tmp_path
     """Measured where the question has been run, with nominal times where it has not, and none on a real device."""
     record(tmp_path / "outputs", ["chunks=2", *WORDS], 7.0)
     before = files(tmp_path)
-    code, rows, text = dry("repeat=0,1", "chunks=2,4,400", *WORDS, "dry_run=true")
+    code, rows, text = dry("repeat=0,1", "chunks=2,4,400", *WORDS)
     assert code == 2
     assert [row.split()[:2] for row in rows] == [[r, m] for r in "01" for m in ("2", "4", "400")]
     assert [" ".join(row.split()[2:-1]) for row in rows] == [
@@ -72,13 +63,13 @@ def test_each_point_has_its_state_its_steps_and_its_predicted_time(dry, tmp_path
     assert "1 done, 2 invalid, 3 to run: 15 steps, about 8.5 s. Nothing was started." in text
     assert "error: chunks=400 is more than batch_size=8 has rows: use at most 8 (2 of 6 points)" in text
     assert files(tmp_path) == before
-    code, rows, _ = dry("chunks=2", *WORDS, resumes=False)  # again=true
+    code, rows, _ = dry("chunks=2", *WORDS, "again=true")
     assert (code, rows[0].split()[:2]) == (0, ["to", "run"])
 
 
 def test_a_profile_s_doubt_is_repeated(dry, tmp_path):
     written(tmp_path / "outputs", *SMALL, load=2.5)
-    assert "was measured beside other work (load average 2.5)" in dry("chunks=2,4", *SMALL, "dry_run=true")[2]
+    assert "was measured beside other work (load average 2.5)" in dry("chunks=2,4", *SMALL)[2]
 
 
 def test_what_another_process_runs_is_said(dry, tmp_path):

@@ -1,7 +1,5 @@
 """A point of a sweep runs what was planned, in whatever process, and returns its objective to sweepers."""
 
-from __future__ import annotations
-
 import csv
 import os
 from pathlib import Path

@@ -1,23 +1,19 @@
 """What the machine refuses during a command is one line with path and remedy, and what was done is kept."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
 import re
 import shlex
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from namespace import Mounts
+from typed import type_in
 from user import SMALL, microp
 
-from microp import run
 from microp.points import attempt as attempt_module
 from microp.points import sweep
 from microp.records import recorder
@@ -34,15 +30,7 @@ def typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def command(*words: str) -> tuple[int, str, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["microp", *words])
-        GlobalHydra.instance().clear()
-        code = 0
-        try:
-            run.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            GlobalHydra.instance().clear()
+        code = type_in(None, shlex.join(words), monkeypatch)
         said = capsys.readouterr()
         progress = re.compile(r"(\d/\d )?gpipe-|warning: |no profile of ")
         return code, said.out, [line for line in said.err.splitlines() if not progress.match(line)]
@@ -50,8 +38,8 @@ def typed(tmp_path, monkeypatch, capsys):
     return command
 
 
-def status(folder: str = "*") -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(Path("outputs/runs").glob(f"{folder}/*/status.json"))]
+def status() -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(Path("outputs/runs").glob("*/*/status.json"))]
 
 
 @pytest.mark.parametrize(

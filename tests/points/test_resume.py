@@ -1,7 +1,5 @@
 """A sweep that is typed again goes on where it stopped; of two processes one runs each point."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

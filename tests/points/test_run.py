@@ -1,7 +1,5 @@
 """The very commands a user types, in a process of their own."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re
@@ -9,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from user import BIN, ROOT, SMALL, begin, environment_of, microp, ran, read, torchrun, until
@@ -86,18 +85,13 @@ def test_the_terminal_says_what_was_found_and_what_to_type_next(one_run):
     assert str(attempt.relative_to(folder)) in draw
 
 
-def left_in(folder: Path) -> list[str]:
-    """The processes that have this folder: of a command, its ranks and helpers."""
-    command = f"readlink /proc/[0-9]*/cwd | grep -x {folder}"
-    return subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout.splitlines()
-
-
 def test_a_run_can_be_followed_and_w_and_b_s_environment_counts(tmp_path):
     """Points are followed one by one, and nothing runs after the last one."""
     environment = {"WANDB_MODE": "offline", "WANDB_DIR": "elsewhere", "WANDB_PROJECT": "theirs"}
     done = microp("-m", "seed=1,2", *SMALL, "chunks=2", "tracking.follow=true", folder=tmp_path, **environment)
     assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
-    until(lambda: left_in(tmp_path) == [])
+    of_it = f"readlink /proc/[0-9]*/cwd | grep -x {tmp_path}"  # the processes that have this folder
+    until(lambda: subprocess.run(["sh", "-c", of_it], capture_output=True).stdout == b"")
     attempt, other = (tmp_path / "outputs" / "runs").glob("*/*")
     assert (
         sorted(read(attempt / "tracked.json")) == sorted(read(other / "tracked.json")) == ["rank0", "rank1", "summary"]
@@ -154,9 +148,7 @@ def test_a_stored_sweep(tmp_path):
 
 BAD = {  # as typed in a process of its own; test_bad_input.py has the others
     "chunks=9000": "chunks=9000 is more than batch_size=8192 has rows: use at most 8192",
-    "-cn nosuch": "nosuch",
     "-cd nosuch": "nosuch' not found",
-    "-c job foo=1": "foo",
     "-m chunks=4,300 ranks=2,30": "ranks=30 is more than",
 }
 
@@ -174,8 +166,7 @@ def test_bad_input_is_one_message_and_exit_code_2(words, tmp_path):
 
 @pytest.mark.parametrize("words", ["chunks=2 -m schedule=gpipe", "chunks=2 -cd . schedule=gpipe -cn config"])
 def test_options_may_stand_between_keys(words, tmp_path):
-    done = microp(*words.split(), "dry_run=true", *SMALL, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran(*words.split(), "dry_run=true", *SMALL, folder=tmp_path)
     assert "gpipe-m2-k2-" in done.stdout
 
 
@@ -205,17 +196,14 @@ def test_the_end_of_ranks_that_torchrun_ends_is_recorded(is_rank, tmp_path):
     words = ["--nproc_per_node=2", "-m", "microp.run", *SMALL, "steps=1000000", "tracking=disabled"]
     process = begin(*words, folder=tmp_path, program="torch.distributed.run")
     until(lambda: rows_of(tmp_path, 1) > 0)
-    *_, second = children_of(process.pid)  # torchrun's ranks are what it started last
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    second = int(children[-1])  # torchrun's ranks are what it started last
     os.kill(*((second, signal.SIGKILL) if is_rank else (process.pid, signal.SIGTERM)))
     process.communicate()
     [attempt] = (tmp_path / "outputs" / "runs").glob("*/attempt-1")
     status = read(attempt / "status.json")
     assert status["status"] == "failed"
     assert re.search("torchrun ended the ranks of this host|lost rank 1", status["message"])
-
-
-def children_of(pid: int) -> list[int]:
-    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def rows_of(folder: Path, rank: int) -> int:
@@ -253,10 +241,6 @@ def test_what_is_ignored_when_a_command_begins_stays_ignored_in_it_and_in_its_ra
     assert process.returncode == 0, errors
 
 
-def broken(*_):
-    raise KeyError("_timestamp")
-
-
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -267,7 +251,7 @@ def broken(*_):
 )
 def test_w_and_b_that_fails_or_hangs_is_a_warning(code, why, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(attempt_module, "END_S", 1)
-    monkeypatch.setattr(attempt_module, "mirror", broken)
+    monkeypatch.setattr(attempt_module, "mirror", Mock(side_effect=KeyError("_timestamp")))
     config = read_config(compose_config(f"output_dir={tmp_path}", "tracking=offline"))
     attempt = tmp_path / "runs" / "test" / "attempt-1"
     process = code and subprocess.Popen([sys.executable, "-c", code], start_new_session=True)

@@ -1,18 +1,15 @@
 """A sweep as jobs of a real Slurm on this host. Skipped, with the reason, where its programs are not installed."""
 
-from __future__ import annotations
-
 import csv
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, NoSlurmError
-from user import SMALL, begin, read
+from user import SMALL, begin, read, until
 from warm import Command
 
 QUIET = ["tracking=disabled", *SMALL]
@@ -50,23 +47,11 @@ def end(sweep: Command) -> tuple[int, str, str]:
     return sweep.returncode, out, err
 
 
-def until(true: Callable[[], object], sweep: Command) -> None:
-    deadline = time.monotonic() + LONGEST_S
-    while not true():
-        assert sweep.poll() is None, sweep.said()
-        assert time.monotonic() < deadline, sweep.said()
-        time.sleep(0.05)
-
-
 def states(slurm: Cluster, folder: Path) -> dict[str, str]:
     """The states of the jobs that run in a folder, by the ids of their runs."""
     lines = slurm.run("squeue", "--states=all", "--noheader", "--format=%j|%T|%Z").splitlines()
     rows = [line.split("|") for line in lines]
     return {name: state for name, state, where in rows if where == str(folder)}
-
-
-def job_of(slurm: Cluster, run: str) -> str:
-    return slurm.run("squeue", "--noheader", f"--name={run}", "--format=%i").strip()
 
 
 def test_a_sweep_one_job_of_which_is_preempted_comes_back_whole(slurm, whole, tmp_path):
@@ -79,11 +64,11 @@ def test_a_sweep_one_job_of_which_is_preempted_comes_back_whole(slurm, whole, tm
     words = ["schedule=gpipe,1f1b", f"chunks={','.join(chunks)}", *EMULATED, "steps=200", *saves]
     sweep = start(slurm, tmp_path, *words)
     runs = tmp_path / "outputs" / "runs"
-    until(lambda: list(runs.glob("gpipe-m4-*/attempt-1/snapshots/step-*")), sweep)
+    until(lambda: list(runs.glob("gpipe-m4-*/attempt-1/snapshots/step-*")), sweep.said)
     [run] = [path.name for path in runs.glob("gpipe-m4-*")]
-    job = job_of(slurm, run)
+    job = slurm.run("squeue", "--noheader", f"--name={run}", "--format=%i").strip()
     slurm.run("scontrol", "requeue", job)
-    until(lambda: states(slurm, tmp_path)[run] == "PENDING", sweep)
+    until(lambda: states(slurm, tmp_path)[run] == "PENDING", sweep.said)
     # Slurm would wait two minutes, and refuses a start in the second in which the job ended.
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
     code, out, err = end(sweep)
@@ -115,7 +100,7 @@ def test_two_nodes_meet_and_run_one_pipeline(slurm, tmp_path):
 
 def test_ctrl_c_cancels_the_jobs(slurm, tmp_path):
     sweep = start(slurm, tmp_path, "chunks=2,3,4", LATER)
-    until(lambda: len(states(slurm, tmp_path)) == 3, sweep)
+    until(lambda: len(states(slurm, tmp_path)) == 3, sweep.said)
     time.sleep(0.5)
     sweep.send_signal(signal.SIGINT)
     code, _, err = end(sweep)

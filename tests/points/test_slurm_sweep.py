@@ -1,7 +1,5 @@
 """What a sweep does with the answers of a made-up Slurm; one job runs as tasks of submitit's LocalExecutor."""
 
-from __future__ import annotations
-
 import re
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The stored sweeps: every point is good, and a quick one is part of the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import product

@@ -1,7 +1,5 @@
 """The times of layers are found again in the times of stages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -130,14 +128,11 @@ MODEL = MlpSettings("mlp", 8, 64, "float32")
 SIZES = (2, 2, 2, 2)
 
 
-def workload(schedule, rows: int) -> Workload:
-    return Workload(schedule, SIZES, (rows,) * schedule.chunks, NEVER)
-
-
 def run(schedule, rows: int, factor: float) -> Case:
     """A case of four ranks on two cores that lose a part of their speed."""
     known = profile(MODEL, crowded=(factor, factor))
-    costs = profiling.stage_costs(known, MODEL.kinds, workload(schedule, rows), "shm")
+    workload = Workload(schedule, SIZES, (rows,) * schedule.chunks, NEVER)
+    costs = profiling.stage_costs(known, MODEL.kinds, workload, "shm")
     return traced(simulate_on_cores(schedule, costs, speed_of(known, rows)), SIZES, schedule, rows)
 
 

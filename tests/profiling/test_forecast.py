@@ -1,7 +1,5 @@
 """A profile, written, read and used: what is predicted is what the layers take."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -17,7 +15,6 @@ from microp.model.inspection import layer_work
 from microp.planner import EstimatedPrices
 from microp.profiling import forecast, read_plain, row_factors, stage_costs, to_plain
 from microp.profiling.fit import numbers_of_rows
-from microp.profiling.profile import interpolate
 from microp.records import ProfileError, find_profile, read_profile, write_profile
 from microp.schedule import Action, Op, builders, spread
 from microp.schedule.builders import chimera, gpipe, one_f_one_b, seq_1f1b
@@ -29,14 +26,6 @@ HOP = 0.02 + 0.1 * 512 * 20 / 2**20  # of 20 rows, 512 bytes each
 
 def workload(schedule, rows: int) -> Workload:
     return Workload(schedule, (5, 3), (rows,) * schedule.chunks, NEVER)
-
-
-def test_stages_take_what_their_layers_take():
-    costs = stage_costs(profile(MODEL, after={}), MODEL.kinds, workload(gpipe(2, 4), 20), "shm")
-    assert costs.forward == pytest.approx((5 * 3, 3 * 3))
-    assert costs.backward == pytest.approx((5 * 6, 3 * 6))
-    assert costs.latency == pytest.approx(HOP)
-    assert costs.overhead == (0.01, 0.01)
 
 
 def test_slices_take_their_part_of_a_microbatch_and_copies_take_as_long_as_the_model():
@@ -106,8 +95,6 @@ def test_the_factor_is_what_a_line_misses():
     found = row_factors([2, 8, 16], {"full": [1.0, 2.0, 3.0]}, [8.0, 16.0])["full"]
     assert found == pytest.approx((1 / 1.25, 1, 1))  # below the first place the line goes on
     assert row_factors([2, 8], {"full": [1.0, 2.0]}, [8.0, 16.0]) == {}  # one place gives no line
-    assert [interpolate((8, 16, 64), (1, 3, 9), rows) for rows in (12, 4, 128)] == [2, 0, 17]
-    assert interpolate((8,), (5,), 99) == 5
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5])

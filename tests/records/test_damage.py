@@ -3,14 +3,12 @@
 One run is made, and copied once for each record and damage. Each reader is then asked once about all of them.
 """
 
-from __future__ import annotations
-
-import json
 import shutil
 from itertools import product
 from pathlib import Path
 
 import pytest
+from stored import amend, spoil
 
 import microp
 from analysis import __main__ as report
@@ -34,19 +32,6 @@ UNSEEN = {  # nothing tells how many errors and sums were written
 CASES = sorted({*product(RECORDS, DAMAGES)} - UNSEEN)
 
 
-def damage(path: Path, how: str) -> None:
-    content = path.read_bytes()
-    path.unlink()
-    left = {
-        "cut": content[: len(content) // 3],
-        "empty": b"",
-        "not-text": b"\xff\xfe\x00" * len(content),
-        "no-keys": b"[]\n" * content.count(b"\n"),
-    }
-    if how in left:
-        path.write_bytes(left[how])
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The outputs folder with a run that is whole, and another one for each damage to each record."""
@@ -56,12 +41,12 @@ def made(tmp_path_factory):
         copy = Path(shutil.copytree(good, run_of(outputs, record, how) / "attempt-1"))
         if record.startswith("error"):
             write_json(copy / record, {"message": "rank 1 died", "lost_peer": False, "time": 1.0})
-        damage(copy / record, how)
+        spoil(copy / record, how)
     for how in DAMAGES:
         plan = {"schema_version": 2, "name": "mine", "points": [{"run_id": "a", "overrides": ["chunks=3"]}]}
         (outputs / "sweeps" / how).mkdir(parents=True)
         write_json(outputs / "sweeps" / how / "plan.json", plan)
-        damage(outputs / "sweeps" / how / "plan.json", how)
+        spoil(outputs / "sweeps" / how / "plan.json", how)
     return outputs
 
 
@@ -124,8 +109,7 @@ def test_an_older_attempt_stands_in_for_a_damaged_one(made, tmp_path):
     run = tmp_path / "run"
     for number in (1, 2, 3):
         copy = Path(shutil.copytree(good_run(made) / "attempt-1", run / f"attempt-{number}"))
-        status = json.loads((copy / "status.json").read_text())
-        write_json(copy / "status.json", {**status, "started": float(number)})
+        amend(copy / "status.json", started=float(number))
     (run / "attempt-2" / "config.yaml").write_text("")
     assert load_runs(run).attrs["unreadable"] == []
     (run / "attempt-3" / "status.json").unlink()
@@ -150,9 +134,8 @@ def test_the_timeline_of_an_attempt_that_failed_shows_what_was_measured(made, tm
     """One rank left no trace, and there are no times of the whole step."""
     attempt = Path(shutil.copytree(good_run(made) / "attempt-1", tmp_path / "run" / "attempt-1"))
     (attempt / "spans.rank1.jsonl").unlink()
-    failed = {"status": "failed"}
-    for name, changes in (("summary.json", {**failed, "time_ms": None}), ("status.json", failed)):
-        write_json(attempt / name, {**json.loads((attempt / name).read_text()), **changes})
+    amend(attempt / "summary.json", status="failed", time_ms=None)
+    amend(attempt / "status.json", status="failed")
     assert timeline.main([str(attempt), "--report", str(tmp_path / "report")]) == 0
     said = capsys.readouterr().out
     assert "measured: the last measured step" in said

@@ -1,7 +1,5 @@
 """Only one process holds the lock of a folder, others learn which one, and a killed process leaves none behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

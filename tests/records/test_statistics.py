@@ -1,7 +1,5 @@
 """Statistics over launches, against values worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

@@ -1,14 +1,10 @@
 """Which keys tell the points of a command apart, and what is the same in all of them."""
 
-from __future__ import annotations
-
 import pytest
 from stored import store_run
 
 from microp.config.config import compose_config, plain, read_config
 from microp.results import SelectionError, column_named, find, same, spelling, swept
-from microp.results.swept import differing
-from microp.system import flatten
 
 
 def configs(*points: str):
@@ -47,13 +43,6 @@ def test_columns_come_in_the_order_in_which_they_were_typed_and_the_launch_last(
     points = configs("chunks=2 ranks=2 model.dim=64", "chunks=4 ranks=1 model.dim=32 repeat=1")
     assert list(swept(points)) == ["ranks", "chunks", "model.dim", "repeat"]
     assert list(swept(points, ["repeat=0", "model.dim=64", "chunks=2"])) == ["model.dim", "chunks", "ranks", "repeat"]
-
-
-def test_every_key_that_differs_also_those_that_an_option_implies():
-    points = configs("schedule=gpipe", "schedule=interleaved")
-    own = ["schedule.stages_per_rank", "schedule.group", "schedule.extra_warmup", "schedule.warmup", "schedule.overlap"]
-    assert sorted(differing(points)) == sorted(["schedule.name", "schedule.builder", "schedule.drain", *own])
-    assert flatten({"a": {"b": {"c": [1, {"d": 2}]}}, "e": None}) == {"a.b.c": [1, {"d": 2}], "e": None}
 
 
 def test_what_is_the_same_is_what_was_typed_and_what_matters():

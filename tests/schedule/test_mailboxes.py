@@ -4,14 +4,13 @@ The oracle knows when each action has certainly ended: an action follows the one
 in its row and its parents, and whatever those follow.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from itertools import combinations, pairwise, product
 from random import Random
 
 import pytest
+from drawn import defined
 from random_schedules import random_schedule
 
 from microp import schedule as schedules
@@ -23,11 +22,7 @@ from microp.schedule.messages import AHEAD
 def every_schedule(build):
     """K from 1 to 5, M from 1 to 3K, where the builder is defined."""
     for ranks in range(1, 6):
-        for chunks in range(1, 3 * ranks + 1):
-            try:
-                yield build(ranks, chunks)
-            except ValueError:
-                continue
+        yield from defined(build, ranks, range(1, 3 * ranks + 1))
 
 
 def what_comes_before(schedule: Schedule) -> dict[Action, set[Action]]:

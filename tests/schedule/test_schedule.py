@@ -1,7 +1,5 @@
 """The value, its one dependency rule, partitions, and some of its rows as text."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
@@ -70,17 +68,15 @@ def test_uniform_spreads_the_remainder_and_skewed_leaves_every_other_rank_a_laye
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: uniform(3, 4), "4 stages are more than 3 layers: use at most 3"),
         (lambda: skewed(8, 2, 1.0), "share=1.0 is not between 0 and 1"),
-        (lambda: skewed(8, 2, 0.0), "share=0.0 is not between 0 and 1"),
         (lambda: skewed(8, 2, 0.5, 2), "rank=2 is not one of the 2 ranks: use 0 to 1"),
         (lambda: of_sizes(8, 2, [3, 4]), r"sizes=\[3, 4\] add up to 7: they must add up to 8 layers"),
         (lambda: of_sizes(8, 2, [8]), r"sizes=\[8\] has length 1 for 2 stages: give one size per stage"),
-        (lambda: of_sizes(8, 2, [8, 0]), "every stage needs at least 1 layer"),
         (lambda: Partition(()), "every stage needs at least 1 layer"),
     ],
 )
 def test_refusals(make, message):
+    """`config/bad_input.txt` has the others."""
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -99,15 +95,6 @@ def test_of_a_large_one_what_is_near():
         "rank 0 [0F0]  0F1   0F2   …  0B37  0B38 [0B39]",
         "rank 1  1F0   1F1   1F2   …  1B37  1B38  1B39",
     ]
-
-
-def test_a_small_schedule_is_drawn_whole_and_a_mark_is_made_wherever_the_action_stands():
-    assert draw(read("0F0 0B0 0F1 0B1", "1F0 1F1 1B0", chunks=2), "1F1", "0B1") == [
-        "rank 0  0F0  0B0  0F1 [0B1]",
-        "rank 1  1F0 [1F1] 1B0",
-    ]
-    assert draw(read("0F0 0B0 0F0"), "0F0") == ["rank 0 [0F0] 0B0 [0F0]"]
-    assert draw(read("0F0 0B0"), "3F0") == []
 
 
 @pytest.mark.parametrize("width", [30, 60, 100])

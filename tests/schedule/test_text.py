@@ -1,7 +1,5 @@
 """Both text forms, torch's reading of what is written, a user's file, and what is said of errors."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

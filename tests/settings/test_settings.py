@@ -1,7 +1,5 @@
 """What is wrong with a group's values, and what follows from good ones, without a configuration around them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

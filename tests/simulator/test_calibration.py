@@ -1,7 +1,5 @@
 """Costs that are read off spans: those of simulated spans give the same spans again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -10,8 +8,7 @@ from random import Random
 
 import pytest
 from catalogue import build, each_builder, label
-from costs_helper import equal
-from drawn import read, read_spans
+from drawn import equal, read, read_spans
 from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Op, Schedule

@@ -1,7 +1,5 @@
 """Pairs of a forward and a backward that are one action with a time of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from random import Random

@@ -1,26 +1,21 @@
-"""The memory of ranks from the order alone: the law of memory, a bookkeeper with a dictionary, mailboxes by hand."""
-
-from __future__ import annotations
+"""The memory of ranks from the order alone: a bookkeeper with a dictionary, mailboxes by hand."""
 
 import random
 
 import numpy as np
 import pytest
-from costs_helper import equal
+from conftest import CHECKPOINTING
 from random_schedules import random_schedule
 
 from microp.job import Workload
 from microp.schedule import Action, Op, Schedule, builders, spread
-from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
-from microp.simulator import LayerMemory, Ranks, Size, StageBytes, simulate
+from microp.settings import HOLDS_NOTHING, Holds
+from microp.simulator import LayerMemory, Ranks, Size, StageBytes
 from microp.simulator.rank_memory import GRADIENT, INPUT, OWN_SEND, SENT_GRADIENT, SENT_OUTPUT, held_counts
-from microp.trace import in_flight_peak
 
 ORDERS = [builders.gpipe(3, 5), builders.one_f_one_b(4, 6), builders.zb_h2(3, 6), builders.interleaved(2, 5)]
 ORDERS += [builders.breadth_first(2, 4, 3), builders.zb_v(3, 7), builders.dualpipe_v(2, 6)]
-POLICIES = [Checkpointing("never", 0, False), Checkpointing("always", 1, False)]
-POLICIES += [Checkpointing("except_last", 1, True), Checkpointing("segments", 2, False)]
-A, BOUNDARY = 720, 10
+POLICIES = [*CHECKPOINTING.values()]
 
 
 def activation_peak(schedule: Schedule, *memory: StageBytes, spared: tuple[int, ...] = ()) -> dict[int, float]:
@@ -31,23 +26,6 @@ def activation_peak(schedule: Schedule, *memory: StageBytes, spared: tuple[int, 
         rank: float((counts * table[list(schedule.stages_of(rank))]).sum(axis=(1, 2)).max())
         for rank, counts in enumerate(every)
     }
-
-
-def recomputed(activation: float, boundary: float, segments: int = 1, **others: float) -> StageBytes:
-    """A stage that keeps the inputs of its segments."""
-    return StageBytes(segments * boundary, activation, rebuilt=activation / segments, **others)
-
-
-@pytest.mark.parametrize("builder", [builders.naive, builders.gpipe, builders.one_f_one_b])
-@pytest.mark.parametrize("segments", [0, 1, 2, 5])
-def test_the_law_of_memory(builder, segments):
-    schedule = builder(4, 6)
-    stage, spared = (recomputed(A, BOUNDARY, segments), ()) if segments else (StageBytes(whole=A), tuple(range(6)))
-    law = {
-        rank: held * segments * BOUNDARY + A // segments if segments else held * A
-        for rank, held in in_flight_peak(simulate(schedule, equal(4, 1, 2))).items()
-    }
-    assert activation_peak(schedule, stage, spared=spared) == law
 
 
 def bookkeeper(  # noqa: C901 - one action after the other

@@ -1,7 +1,5 @@
 """Simulated times against a fixed point, closed forms and drawings; causes; speed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise, product
@@ -10,26 +8,14 @@ from time import process_time
 
 import numpy as np
 import pytest
-from costs_helper import equal
-from drawn import read
-from random_schedules import random_costs, random_schedule
+from drawn import equal, read
+from random_schedules import random_cases, random_schedule
 
 from microp.schedule import Action, Op, Schedule, builders
 from microp.schedule.builders import gpipe, one_f_one_b
-from microp.simulator import (
-    LINK_MODELS,
-    Costs,
-    critical_path,
-    for_stages,
-    replay,
-    simulate,
-    simulation,
-    step_times,
-    unit_shares,
-)
+from microp.simulator import LINK_MODELS, Costs, critical_path, for_stages, replay, simulate, step_times, unit_shares
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
-from microp.simulator.lowered import NONE, parent_positions
-from microp.trace import Actions, Span, ends_at, makespan, reductions
+from microp.trace import Span, ends_at, makespan, reductions
 
 RULES = pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
 
@@ -55,6 +41,9 @@ class FixedPoint:
             pass
 
     def takes(self, action: Action):
+        return self.whole(action) * (self.costs.shares[action.microbatch] if self.costs.shares else 1)
+
+    def whole(self, action: Action):
         costs, stage = self.costs, action.stage
         weight = costs.weight[stage] if costs.weight else 0
         if action.op is Op.F:
@@ -105,10 +94,7 @@ class FixedPoint:
 
 @RULES
 def test_times_are_those_of_the_fixed_point(transfer):
-    random = Random(1)
-    for _ in range(60):
-        schedule = random_schedule(random)
-        costs = random_costs(random, schedule, transfer)
+    for schedule, costs in random_cases(1, 60, transfer):
         spans, expected = simulate(schedule, costs), FixedPoint(schedule, costs)
         assert {span.action: span.end for span in spans} == expected.end
         assert {span.action: span.wait_start for span in spans} == expected.asked
@@ -116,22 +102,9 @@ def test_times_are_those_of_the_fixed_point(transfer):
         assert [(span.rank, span.action) for span in spans] == list(schedule)
 
 
-def test_positions_of_parents_are_the_rule():
-    random = Random(3)
-    for schedule in (random_schedule(random) for _ in range(60)):
-        actions = [action for _, action in schedule]
-        found = parent_positions(schedule, Actions.of(schedule.ranks))
-        for index, action in enumerate(actions):
-            parents = [actions[column[index]] for column in found if column[index] != NONE]
-            assert parents == list(schedule.parents(action))
-
-
 @RULES
 def test_the_critical_path_is_as_long_as_the_step(transfer):
-    random = Random(6)
-    for _ in range(60):
-        schedule = random_schedule(random)
-        costs = random_costs(random, schedule, transfer)
+    for schedule, costs in random_cases(6, 60, transfer):
         spans = simulate(schedule, costs)
         path = critical_path(spans)
         assert path[0].start == 0
@@ -162,7 +135,7 @@ def gaps(schedule: Schedule, costs: Costs, path: list[Span]) -> Iterator[bool]:
 @pytest.mark.parametrize("unit", [1, Fraction(1, 3), 0.1, 10**18], ids=["int", "Fraction", "float", "huge"])
 def test_a_pure_delay_has_the_times_and_causes_of_the_rules_in_general(unit, small, monkeypatch):
     """Also where an action and a message end together, and for columns of every type, in lists and in arrays."""
-    monkeypatch.setattr(simulation, "SMALL", small)
+    monkeypatch.setattr("microp.simulator.simulation.SMALL", small)
     random = Random(7)
     for _ in range(15):
         schedule = random_schedule(random)
@@ -251,34 +224,14 @@ def test_time_grows_with_the_number_of_actions():
     assert many < 14 * few  # 4 times the actions; the rest is for a busy machine, and 16 would be the square
 
 
-BASE = {Op.F: 12, Op.B: 36, Op.I: 24, Op.W: 12}
-
-
-def costs_by_unit(schedule, latency=0, **shares) -> Costs:
-    of = [(n,) * schedule.stages for n in (12, 24, 12)]
-    return Costs(*of, latency=latency, **unit_shares(schedule, **shares))
-
-
-def by_hand(schedule, time) -> int:
-    """The makespan by longest paths over parents and rows, without the simulator."""
-    ends: dict[Action, int] = {}
-    before = {b: a for row in schedule.ranks for a, b in pairwise(row)}
-
-    def end(action: Action):
-        if action not in ends:
-            needs = [*schedule.parents(action), *([before[action]] if action in before else [])]
-            ends[action] = max(map(end, needs), default=0) + time(action)
-        return ends[action]
-
-    return max(end(action) for _, action in schedule)
-
-
 @pytest.mark.parametrize("build", [builders.gpipe, builders.one_f_one_b, builders.zb_h1, builders.interleaved])
 def test_a_long_microbatch_is_priced(build):
     for ranks, lengths in product((1, 2, 3), ([1, 1, 4, 1], [3, 1, 1, 2, 1])):
         schedule = build(ranks, len(lengths))
-        costs = costs_by_unit(schedule, per_microbatch=lengths)
-        expected = by_hand(schedule, lambda a, lengths=lengths: BASE[a.op] * lengths[a.microbatch])
+        times = [(n,) * schedule.stages for n in (12, 24, 12)]
+        costs = Costs(*times, **unit_shares(schedule, per_microbatch=lengths))
+        assert costs.shares == tuple(lengths)
+        expected = max(FixedPoint(schedule, costs).end.values())
         assert makespan(spans := simulate(schedule, costs)) == expected
         if lengths == [1, 1, 4, 1]:  # most are alike, so the others are told from them
             assert makespan(replay(schedule, spans)) == expected
@@ -289,8 +242,8 @@ def test_later_slices_take_longer():
     shares = unit_shares(schedule, per_microbatch=[1, 2], per_slice=[1, 2, 3])
     assert shares["shares"] == tuple(Fraction(n, 6) for n in (1, 2, 3, 2, 4, 6))
     assert shares["sizes"] == tuple(Fraction(n, 3) for n in (1, 1, 1, 2, 2, 2))
-    expected = by_hand(schedule, lambda a: {Op.F: 12, Op.B: 36}[a.op] * shares["shares"][a.microbatch])
-    assert makespan(simulate(schedule, costs_by_unit(schedule, per_microbatch=[1, 2], per_slice=[1, 2, 3]))) == expected
+    costs = Costs((12,) * 3, (36,) * 3, **shares)
+    assert makespan(simulate(schedule, costs)) == max(FixedPoint(schedule, costs).end.values())
 
 
 def test_a_hop_carries_the_bytes_of_its_unit():

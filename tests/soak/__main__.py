@@ -9,8 +9,6 @@
     kills     one sweep whose processes are killed at random moments     200 kills
 """
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import shutil

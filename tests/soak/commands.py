@@ -6,8 +6,6 @@
     kills           sweep ──kill──► the same command ──kill──► ... ──► the same command ──► every point is finished
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import random

@@ -6,8 +6,6 @@
                                           warm-up│         steady          │cooldown
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -1,7 +1,5 @@
 """How a command ends, and what it prints; where microp's files are, its version, and what `-cn` finds."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

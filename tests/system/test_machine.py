@@ -1,7 +1,5 @@
 """Sizes in words, what a secret is, and whether W&B's server can be reached."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

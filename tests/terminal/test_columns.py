@@ -1,7 +1,5 @@
 """Tables that fit: no row takes two lines, results are whole, and what has no room is named."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """The step that a single run ends with: drawn if it is whole and small."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

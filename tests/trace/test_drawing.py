@@ -1,7 +1,5 @@
 """What is drawn is what the spans say."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from fractions import Fraction
@@ -9,7 +7,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from costs_helper import equal
+from drawn import equal
 from random_schedules import random_schedule
 
 from microp.schedule import remote_links

@@ -1,16 +1,13 @@
 """What is read off spans, on examples small enough to count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
 import numpy as np
 import pytest
-from costs_helper import equal
-from drawn import read_spans
-from random_schedules import random_costs, random_schedule
+from drawn import equal, read_spans
+from random_schedules import random_cases
 
 from microp import trace
 from microp.schedule import Action, Op
@@ -65,12 +62,9 @@ def test_columns_are_a_sequence_of_spans():
 
 
 def test_columns_hold_what_they_are_given_in_any_order():
-    random = Random(1)
-    for _ in range(20):
-        schedule = random_schedule(random)
-        costs = replace(random_costs(random, schedule), weight=(Fraction(1, 2),) * schedule.stages)
-        spans = simulate(schedule, costs)
-        shuffled = random.sample(list(spans), len(spans))
+    for schedule, costs in random_cases(1, 20):
+        spans = simulate(schedule, replace(costs, weight=(Fraction(1, 2),) * schedule.stages))
+        shuffled = Random(1).sample(list(spans), len(spans))
         assert list(as_spans(shuffled)) == list(spans)
         assert as_spans(spans) is spans
         for read_off in (makespan, busy, bubble_fraction, in_flight_peak, idle_edges):

@@ -1,7 +1,5 @@
 """Every nanosecond of a step is booked once, and as what it was."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from random import Random
 

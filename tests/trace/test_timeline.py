@@ -1,7 +1,5 @@
 """Timelines as text: what is drawn is read back, and must be what the spans say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from fractions import Fraction
@@ -11,8 +9,8 @@ from random import Random
 
 import pytest
 from catalogue import BUILDERS, build
-from costs_helper import equal
-from random_schedules import random_costs, random_schedule
+from drawn import equal
+from random_schedules import random_cases
 from rich.console import Console
 
 from microp.schedule import Schedule
@@ -110,9 +108,7 @@ def every_kind() -> Iterator[tuple[Schedule, Costs]]:
             schedule = build(builder, 3, 12 // build(builder, 3, 12).slices)
             times = (tuple(random.randint(1, 9) for _ in range(schedule.stages)) for _ in range(3))
             yield schedule, Costs(*times, latency=random.choice((0, Fraction(1, 3), 2)))
-    for _ in range(60):
-        schedule = random_schedule(random)
-        yield schedule, random_costs(random, schedule)
+    yield from random_cases(12, 60)
 
 
 @pytest.mark.parametrize("columns", [29, 40, 79, 80, 120, 200])

@@ -1,7 +1,5 @@
 """A loss that is not finite ends a run at its step, on every rank, and is a state of its own."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """A launch over two hosts, which are namespaces of this machine: the same run as on one host, and its end if cut."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

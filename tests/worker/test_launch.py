@@ -1,7 +1,5 @@
 """Ranks start and end as they should: real processes, real signals."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

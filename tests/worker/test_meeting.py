@@ -1,7 +1,5 @@
 """What ranks that torchrun has started tell each other before they connect, and how clocks are compared."""
 
-from __future__ import annotations
-
 import threading
 
 import messages

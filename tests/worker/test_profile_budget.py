@@ -1,7 +1,5 @@
 """A profile keeps to its time: fewer steps, then fewer rounds and cases, and never none of an op."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

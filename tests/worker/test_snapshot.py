@@ -1,7 +1,5 @@
 """A training that goes on from a snapshot is the one that was never stopped, bit for bit, on any ranks."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Every builder with every knob that changes its order, for tests that hold for all of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from functools import partial

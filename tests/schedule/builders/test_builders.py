@@ -1,7 +1,5 @@
 """What holds for every builder, and the orders themselves, drawn."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import replace
@@ -13,7 +11,6 @@ from catalogue import BUILDERS, LOOPED, Builder, grid, label, lengths, pictured
 
 from microp.schedule import Op, from_text, from_torch_csv, to_text, to_torch_csv, validate
 from microp.schedule import builders as schedules
-from microp.schedule.builders.phases import rounds_of
 
 CONF = Path(__file__).parents[3] / "conf" / "schedule"
 NAMED = [(name, builder) for name, builders in BUILDERS.items() for builder in builders]
@@ -60,7 +57,6 @@ def test_a_docstring_draws_what_the_simulator_does(name: str) -> None:
 
 
 def test_rounds_that_ranks_do_not_divide_are_even_and_the_larger_come_first() -> None:
-    assert [rounds_of(4, chunks) for chunks in (3, 4, 7, 8, 11)] == [(3,), (4,), (7,), (4, 4), (6, 5)]
     forwards = [a for a in schedules.interleaved(2, 5).ranks[1] if a.op is Op.F]
     assert " ".join(map(str, forwards)) == "1F0 1F1 1F2 3F0 3F1 3F2 1F3 1F4 3F3 3F4"
 

@@ -1,7 +1,5 @@
 """The orders are torch's own, wherever torch lists the same schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from unittest import mock
