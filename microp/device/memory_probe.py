@@ -17,6 +17,7 @@ With slices of the sequence the units of a microbatch are measured one by one: a
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from math import ceil, prod
 from weakref import ref
@@ -136,7 +137,8 @@ class _Probe:
         )
         weights = [1 / (3 * count)] * 3 * count
         subject.load(Batch(0, inputs if self._first else None, targets if self._loss else None, weights))
-        small = self._small_products(rows) if split else 0
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as thread:  # with real tensors
+            small = thread.submit(self._small_products, rows).result() if split else 0
         meter = MemoryMeter(subject.tensors())
         found: dict[int, LayerBytes] = {}
         entries: dict[int, _Watched] = {}

@@ -153,7 +153,8 @@ def _compare(
         raise ValueError(
             f"a loss that is not the mean over the rows ({loss:.6g} for {len(parts)} rows, {mean:.6g} the "
             f"mean of their own; {shapes}): microbatches would not add up, so divide it by the number of rows, and let "
-            "every row and every token count the same (no ignore_index, no mask, no class weights)"
+            "every row and every token count the same (no ignore_index, no mask; class weights only if they do not "
+            "change what it is divided by: (weight[targets] * cross_entropy(..., reduction='none')).mean())"
         )
     if not are_equal(gradient, torch.cat([part for _, part in parts]) / len(parts), size_of(gradient)):
         raise ValueError(

@@ -7,7 +7,7 @@ from conftest import CHECKPOINTING
 from microp.comms import thread_comms
 from microp.config import job_of
 from microp.device import ActivationMeter, MemoryMeter, memory_probe
-from microp.model import Batch, Stage, build_model
+from microp.model import Batch, Stage, adds_in_product, build_model
 from microp.settings import Checkpointing, MlpSettings
 
 MIB = 2**20
@@ -94,6 +94,7 @@ def test_fake_layers_need_what_real_ones_need(words, split, monkeypatch):
         monkeypatch.setattr(memory_probe, "LARGEST", 10**9)
         real = memory_probe.probe_layers(*asked)
         monkeypatch.setattr(memory_probe, "LARGEST", 0)
+        adds_in_product.cache_clear()
         assert memory_probe.probe_layers(*asked) == real
         monkeypatch.setattr(memory_probe, "LARGEST", 10**9)
         assert memory_probe.probe_layers(*asked) == real  # nothing fake is left behind
