@@ -2,9 +2,9 @@
 
 ::
 
-    outputs/ ── Store ── exhibits ──► outputs/report/<stem>.svg .png .csv
-                                      the answer to the experiment's question
-                                      and the commands of the points that have not been run
+    outputs/ ── Store ── section ──► outputs/report/<stem>.svg .png .csv
+                                     the answer to the experiment's question
+                                     and the commands of the points that have not been run
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import shutil
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import microp
 from analysis import plot
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, Section
 from microp.records import RecordError, command
 from microp.results import Store
 from microp.system import CommandParser
@@ -28,46 +28,44 @@ OUTPUTS = Path("outputs")
 WIDTH = 100  # of running text in the terminal, at most
 SHOWN = 10  # commands in the terminal; the report has all of them
 ANY_RUN = "python -m microp.run"
-Exhibits = Callable[[Store], list[Exhibit]]
+OVER_ALL_RUNS = ("prediction", "rank_time")  # the modules that are no experiment
 
 
-def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: list[str] | None = None) -> int:
-    """Write the exhibits of one section of the report and return the exit code, 2 if there is nothing to draw.
-
-    `name` is the module's, and that of the experiment whose sweep it draws; `made_by` is the command that makes the
-    runs, if they are not those of such a sweep.
-    """
+def main(name: str) -> int:
+    """Write the exhibits of one section of the report and return the exit code, 2 if there is nothing to draw."""
     about = "Write the figures and tables of this section into OUTPUTS/report."
     parser = command_parser(f"analysis.{name}", about, takes_outputs=True)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     store = open_store(options)
     try:
-        made = exhibits(store)
+        made = section(name, store)
     except RecordError as error:
         parser.error(str(error))
-    if not made:
-        parser.error(answer_of(name, store) or nothing(options.outputs, made_by or command(name)))
-    save(made, options.outputs / "report")
-    print_answer(answer_of(name, store))
-    print_missing([command for exhibit in made[:1] for command in exhibit.missing])
+    if not made.exhibits:
+        parser.error(made.answer or nothing(options.outputs, ANY_RUN if name in OVER_ALL_RUNS else command(name)))
+    save(made.exhibits, options.outputs / "report")
+    print_answer(made.answer)
+    print_missing(made.missing)
     print_unreadable(store)
     return 0
 
 
-def answer_of(name: str, store: Store) -> str:
-    """Return the answer to the question of an experiment, or what is missing for one; empty if it has no runs.
+def section(name: str, store: Store) -> Section:
+    """Return the section of the report that the module `name` draws.
 
-    It is what the function `answer` of the experiment's module says: a few sentences, computed from the rows. What
-    the answer needs is the module's NEEDS.
+    Its `prepared` makes of the runs what `exhibits` draws, and what `answer` says in a few sentences. An experiment is
+    about the runs of the sweep of its name; its NEEDS says what the answer needs.
     """
-    module = importlib.import_module(f"analysis.{name}")
-    text: str = module.answer(store)
-    needs = getattr(module, "NEEDS", "")  # what is over all runs has no question of its own
-    if text or not needs or store.runs(name).empty:
-        return text
-    return (
-        f"The finished runs do not answer the question yet: it needs {needs}. `{command(name)}` runs what is missing."
-    )
+    module, is_experiment = importlib.import_module(f"analysis.{name}"), name not in OVER_ALL_RUNS
+    runs = store.runs(name if is_experiment else None)
+    given = [] if runs.empty else module.prepared(runs)
+    exhibits = [exhibit for exhibit in module.exhibits(given) if exhibit] if len(given) else []
+    answer = module.answer(given) if len(given) else ""
+    if is_experiment and not answer and not runs.empty:
+        wanted = f"it needs {module.NEEDS}. `{command(name)}` runs what is missing."
+        answer = f"The finished runs do not answer the question yet: {wanted}"
+    title, missing = str(module.__doc__).splitlines()[0].rstrip("."), store.missing(name) if is_experiment else []
+    return Section(name, title, answer, exhibits, missing, not is_experiment or bool(store.points(name)))
 
 
 def command_parser(module: str, about: str | None, takes_outputs: bool = False) -> CommandParser:
@@ -91,6 +89,12 @@ def add_columns(parser: CommandParser) -> None:
     """Let a command take `--columns`, how wide its figures are."""
     wide = "the width of figures in columns of a paper (default: 2)"
     parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
+
+
+def add_report(parser: CommandParser) -> None:
+    """Let a command take `--report`, where its files go."""
+    told = "folder for the files (default: outputs/report)"
+    parser.add_argument("--report", type=Path, default=OUTPUTS / "report", help=told)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -128,7 +132,7 @@ def absent(folder: Path) -> str:
     return f"{folder} is a file and not a folder" if folder.is_file() else f"there is no folder {folder}"
 
 
-def print_missing(commands: list[str], not_started: Sequence[str] = ()) -> None:
+def print_missing(commands: Sequence[str], not_started: Sequence[str] = ()) -> None:
     """Print the commands of the points that have not been run, and of the sweeps that were never started."""
     if commands:
         print(f"points not run yet, {len(commands)} (a sweep that is started again continues):")

@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -35,8 +35,7 @@ class Exhibit:
     figure: Figure  # the figure, made with `plot` and in its style
     table: pd.DataFrame  # the numbers that the figure shows
     runs: pd.DataFrame  # the rows of the store that were used
-    missing: Sequence[str] = ()  # the commands of the points that have not been run
-    answer: str = ""  # what the runs say, if the figure is the only one of its sweep; see `answer_of`
+    answer: str = ""  # what the runs say, if the figure is the only one of its sweep
 
     @property
     def origin(self) -> str:
@@ -58,9 +57,15 @@ class Exhibit:
         return [vector, paper, pixels, table]
 
 
-def drawn(found: Iterable[Exhibit | None], missing: Sequence[str]) -> list[Exhibit]:
-    """Return those exhibits that are not None, each with the commands of the missing points."""
-    return [replace(exhibit, missing=missing) for exhibit in found if exhibit is not None]
+class Section(NamedTuple):
+    """One experiment of the report, or all sweeps of the user's own."""
+
+    name: str  # that of its module
+    title: str  # its heading
+    answer: str  # what the runs say on the experiment's question; empty if there are none
+    exhibits: Sequence[Exhibit]  # its figures, the best one first; none if there is nothing to draw
+    missing: Sequence[str]  # the commands of the points that have not been run, or of a sweep that was never started
+    started: bool = True  # whether the sweep was started
 
 
 def not_fitted(what: str) -> str:

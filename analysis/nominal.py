@@ -23,9 +23,10 @@ from microp.simulator import Costs, closed_forms, nominal_costs, simulate
 from microp.trace import makespan
 
 
-def emulated(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs on emulated devices, the only ones that have nominal times."""
-    return runs if runs.empty else runs[runs["device"] == "emulated"].reset_index(drop=True)
+def emulated(runs: pd.DataFrame, **columns: str) -> pd.DataFrame:
+    """Return the runs on emulated devices, the only ones that have nominal times; `columns` get shorter names."""
+    runs = runs[runs["device"] == "emulated"].reset_index(drop=True)
+    return runs.assign(**{name: runs[column].astype(float) for name, column in columns.items() if column in runs})
 
 
 def order(row: dict[str, Any]) -> Schedule:
@@ -49,6 +50,12 @@ def costs(row: dict[str, Any], schedule: Schedule) -> Costs:
     checkpointing = Checkpointing(row["checkpointing"], int(policy["segments"]), bool(policy["spare_last"]))
     workload = Workload(schedule, tuple(row["partition"]), (), checkpointing)
     return nominal_costs(device, workload, row["batch_size"] / row["replicas"] / row["chunks"])
+
+
+def case(row: dict[str, Any]) -> tuple[Schedule, Costs]:
+    """Return the order of an emulated run and its nominal times."""
+    schedule = order(row)
+    return schedule, costs(row, schedule)
 
 
 def step_ms(schedule: Schedule, given: Costs) -> float:

@@ -26,17 +26,16 @@ from matplotlib.patches import Patch
 
 from analysis import looks, nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit, distance, drawn, kind_of, markers, percent
+from analysis.exhibit import Exhibit, distance, kind_of, markers, percent
 from analysis.prediction import makespan_ms, measured_steps
 from analysis.words import closing, number, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, over_launches, paired
-from microp.results import Store, records
+from microp.results import records
 from microp.schedule import Schedule
 from microp.simulator import Costs, simulate
 from microp.system import run_command
 from microp.trace import busy, makespan
 
-NAME = "partition_skew"
 NEEDS = "the uniform partition and a skewed one, or a heavy first and a heavy last rank under 1f1b"
 POINT = ["schedule", "position", "share"]
 point_of = itemgetter(*POINT)
@@ -78,22 +77,17 @@ class Part(NamedTuple):
         return middle.forward[0] + middle.backward[0], min(each), max(each)
 
 
-def exhibits(store: Store) -> list[Exhibit]:
+def exhibits(found: Sequence[Part]) -> list[Exhibit | None]:
     """Return up to three figures: utilisation, throughput, and the position of the heavy rank."""
-    found = list(parts(store.runs(NAME)))
-    if not found:
-        return []
-    made = [throughput(found), positions(found), utilisation(found)]
-    return drawn(made, store.missing(NAME))
+    return [throughput(found), positions(found), utilisation(found)]
 
 
-def answer(store: Store) -> str:
+def answer(found: Sequence[Part]) -> str:
     """Return a sentence per device and K on throughput, and one on the position of the heavy rank."""
-    every = list(parts(store.runs(NAME)))
-    told = [text for part in every for text in (_cost(part), _position(part)) if text]
+    told = [text for part in found for text in (_cost(part), _position(part)) if text]
     if not told:
         return ""
-    return sentences([*told, closing(pd.concat([part.rows for part in every]), ["device", "ranks", *POINT])])
+    return sentences([*told, closing(_rows(found), ["device", "ranks", *POINT])])
 
 
 def _cost(part: Part) -> str:
@@ -129,10 +123,12 @@ def _position(part: Part) -> str:
     return f"{part.title}, 1f1b with a share of {share:g} %: {text}"
 
 
-def parts(runs: pd.DataFrame) -> Iterator[Part]:
-    """Yield the rows of each device and K with the times of a layer there; nothing without skewed partitions."""
-    if "config.partition.share" not in runs:
-        return
+def prepared(runs: pd.DataFrame) -> list[Part]:
+    """Return the rows of each device and K with the times of a layer there; nothing without skewed partitions."""
+    return list(_parts(runs)) if "config.partition.share" in runs else []
+
+
+def _parts(runs: pd.DataFrame) -> Iterator[Part]:
     runs = runs.dropna(subset=["config.partition.share"])
     runs = runs.assign(position=runs["config.partition.rank"].astype(int), share=100 * runs["config.partition.share"])
     runs = runs.drop_duplicates(["device", "ranks", *POINT, LAUNCH])
@@ -338,4 +334,4 @@ def _rows(found: Sequence[Part]) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(NAME, exhibits))
+    run_command(lambda: main("partition_skew"))

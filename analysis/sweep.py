@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import looks, plot, scales, words
-from analysis.command import OUTPUTS, add_choices, command_parser, nothing, print_answer, print_missing, save
+from analysis.command import add_choices, add_report, command_parser, nothing, print_answer, print_missing, save
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import is_numeric, say, varying
@@ -50,7 +50,7 @@ class Axes(NamedTuple):
     column: str | None
 
 
-def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = ()) -> Exhibit:
+def exhibit(runs: pd.DataFrame, stem: str, title: str) -> Exhibit:
     """Return the exhibit of these runs, at least one, over the keys that vary between them."""
     rows = runs.assign(activation_mib=worst_rank_mib(runs))
     for key in varying(runs):
@@ -86,9 +86,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         + (f" {closed}" if table["formula"].notna().any() else "")
         + (f" Drawn: the first {MOST_LINES} of {number} lines; the table has all." if number > MOST_LINES else "")
     )
-    figure = _draw(table, axes)
-    said = answer(rows, keys, say)
-    return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing), said)
+    return Exhibit(stem, title, text, _draw(table, axes), table.drop(columns=points), runs, answer(rows, keys, say))
 
 
 def _same(runs: pd.DataFrame) -> str:
@@ -199,7 +197,7 @@ def of_plan(store: Store, plan: Plan) -> Exhibit | None:
     name = plan.folder.name
     if runs.empty:
         return None
-    made = exhibit(runs, f"sweep-{name}", f"Sweep {name}", store.unfinished(plan.points))
+    made = exhibit(runs, f"sweep-{name}", f"Sweep {name}")
     lost = without_result(store, plan)
     return replace(made, answer=f"{made.answer} {lost}".strip(), caption=f"{made.caption} {lost}".strip())
 
@@ -217,17 +215,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Draw the newest sweep below a folder, or all runs below it if it has no sweep."""
     parser = command_parser("analysis.sweep", main.__doc__)
     parser.add_argument("folder", type=Path, help="outputs/sweeps, one of its folders, or a folder of runs")
-    parser.add_argument(
-        "--report", type=Path, default=OUTPUTS / "report", help="folder for the files (default: outputs/report)"
-    )
+    add_report(parser)
     add_choices(parser)
     options = parser.parse_args(arguments)
     plot.use_columns(options.columns)
+    missing: list[str] = []
     plans, unreadable = read_plans(options.folder)
     for reason in unreadable:
         print(f"left out: {reason}", file=sys.stderr)
     if plans:
-        made = of_plan(Store(plans[-1].folder.resolve().parents[1], options.schedule), plans[-1])
+        store = Store(plans[-1].folder.resolve().parents[1], options.schedule)
+        made, missing = of_plan(store, plans[-1]), store.unfinished(plans[-1].points)
     else:
         runs, name = finished_runs(options.folder), options.folder.resolve().name
         runs = runs[runs["schedule"].isin(options.schedule)] if options.schedule and not runs.empty else runs
@@ -236,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
     save([made], options.report)
     print_answer(made.answer)
-    print_missing(list(made.missing))
+    print_missing(missing)
     return 0
 
 

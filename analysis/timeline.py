@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import plot
-from analysis.command import OUTPUTS, absent, add_columns, command_parser
+from analysis.command import OUTPUTS, absent, add_columns, add_report, command_parser
 from microp.records import (
     RecordError,
     TracedStep,
@@ -55,9 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         nargs="+",
         help="a run's id, an attempt, or a folder: its newest attempt; several on one time axis",
     )
-    parser.add_argument(
-        "--report", type=Path, default=Path("outputs/report"), help="folder for the files (default: outputs/report)"
-    )
+    add_report(parser)
     add_columns(parser)
     options = parser.parse_args(arguments)
     plot.use_columns(options.columns)

@@ -30,7 +30,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.varied import varying
+from analysis.varied import known, say, varying
 from microp.records import TracedStep, read_traced_step
 from microp.results import records
 from microp.schedule import Schedule
@@ -92,14 +92,9 @@ def _names(runs: pd.DataFrame) -> list[str]:
     for group in same.values():
         keys = varying(runs.iloc[group]) if len(group) > 1 else []
         for number in group:
-            values = ((key, runs[f"config.{key}"].iloc[number]) for key in keys)
-            own = (f", {key}={_text(value)}" for key, value in values if value == value)  # NaN: the run has no such key
-            names[number] += "".join(own)
+            values = {key: runs[f"config.{key}"].iloc[number] for key in keys}
+            names[number] += "".join(f", {say(key, value)}" for key, value in values.items() if known(value))
     return names
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _name(row: dict[str, Any]) -> str:
