@@ -84,9 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
             save(part.exhibits, folder)
             made.append(part)
         own, *others = made
-        parts = others[: len(EXPERIMENTS)], others[len(EXPERIMENTS) :]
-        report = page.Report(page.overview(store), own, *parts, page.without_result(store))
-        texts = {"report.md": page.markdown(report), "report.html": page.html(report, folder, runs)}
+        values = page.values(store, own, others[: len(EXPERIMENTS)], others[len(EXPERIMENTS) :])
+        texts = {"report.md": page.markdown(values), "report.html": page.html(values, folder, runs)}
     except RecordError as error:
         parser.error(str(error))
     for name, text in texts.items():

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import looks, plot, scales
-from analysis.command import main
+from analysis.command import run
 from analysis.exhibit import Exhibit, counted, markers, percent
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
@@ -36,7 +36,6 @@ from microp.records import LAUNCH, over_launches, paired, read_spans
 from microp.results import records, worst_rank_mib
 from microp.schedule import Schedule
 from microp.simulator import Costs, calibrate_steps, schedule_of, simulate
-from microp.system import run_command
 from microp.trace import makespan
 
 NEEDS = "runs with checkpointing=never and with another policy, for the same model, schedule and M"
@@ -228,11 +227,11 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     )
     if not compared.empty:
         cheapest = compared.groupby("checkpointing")[["ratio", "kept"]].median()
-        text += " Relative to never, in the median over schedules and M: " + "; ".join(
+        told = "; ".join(
             f"{name} has {line['ratio']:.2f} of the step time and {line['kept']:.2f} of the activations"
             for name, line in cheapest.reindex([p for p in POLICIES if p in cheapest.index]).iterrows()
         )
-        text += "."
+        text += f" Relative to never, in the median over schedules and M: {told}."
     return Exhibit("checkpoint-overhead-pareto", "Memory against time", text, figure, table, runs)
 
 
@@ -285,4 +284,4 @@ def _against_policy(axis: Axes, own: pd.DataFrame, value: str, simulated: str) -
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("checkpoint_overhead"))
+    run(__file__)

@@ -1,4 +1,4 @@
-"""The command line of one experiment: `python -m analysis.<name>`.
+"""The command of one section of the report: `python -m analysis.<name>`.
 
 ::
 
@@ -22,13 +22,18 @@ from analysis import plot
 from analysis.exhibit import Exhibit, Section
 from microp.records import RecordError, command
 from microp.results import Store
-from microp.system import CommandParser
+from microp.system import CommandParser, run_command
 
 OUTPUTS = Path("outputs")
 WIDTH = 100  # of running text in the terminal, at most
 SHOWN = 10  # commands in the terminal; the report has all of them
 ANY_RUN = "python -m microp.run"
 OVER_ALL_RUNS = ("prediction", "rank_time")  # the modules that are no experiment
+
+
+def run(module: str) -> None:
+    """Run the command of a module, of which its file is given, and end with its exit code."""
+    run_command(lambda: main(Path(module).stem))
 
 
 def main(name: str) -> int:
@@ -69,36 +74,28 @@ def section(name: str, store: Store) -> Section:
 
 
 def command_parser(module: str, about: str | None, takes_outputs: bool = False) -> CommandParser:
-    """Return a parser for `python -m <module>` that knows `--version`, and if wanted the folder `outputs`."""
+    """Return a parser for `python -m <module>` with `--version` and `--columns`, and if wanted the folder `outputs`."""
     parser = CommandParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--version", action="version", version=f"microp {microp.__version__}")
+    wide = "the width of figures in columns of a paper (default: 2)"
+    parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
     if takes_outputs:
         told = "the folder that runs write to (default: outputs)"
         parser.add_argument("outputs", type=Path, nargs="?", default=OUTPUTS, help=told)
-        add_choices(parser)
+        add_schedule(parser)
     return parser
 
 
-def add_choices(parser: CommandParser) -> None:
-    """Let a command take `--schedule`, which runs are drawn, and `--columns`, how wide."""
-    parser.add_argument("--schedule", type=_names, default=(), help="only runs of these, as gpipe,1f1b")
-    add_columns(parser)
-
-
-def add_columns(parser: CommandParser) -> None:
-    """Let a command take `--columns`, how wide its figures are."""
-    wide = "the width of figures in columns of a paper (default: 2)"
-    parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
+def add_schedule(parser: CommandParser) -> None:
+    """Let a command take `--schedule`: which runs are drawn."""
+    told = "only runs of these, as gpipe,1f1b"
+    parser.add_argument("--schedule", type=lambda text: text.split(","), default=(), help=told)
 
 
 def add_report(parser: CommandParser) -> None:
     """Let a command take `--report`, where its files go."""
     told = "folder for the files (default: outputs/report)"
     parser.add_argument("--report", type=Path, default=OUTPUTS / "report", help=told)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
 
 
 def open_store(options: Namespace) -> Store:

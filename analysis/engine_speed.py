@@ -18,11 +18,10 @@ from typing import Any
 import pandas as pd
 
 from analysis import looks, plot, scales
-from analysis.command import main
+from analysis.command import run
 from analysis.exhibit import Exhibit, counted, kind_of, markers
 from analysis.words import doubts, listed, middle, sentences, widest
 from microp.records import over_launches
-from microp.system import run_command
 
 NEEDS = "runs with engine=compare"
 RATIOS = {
@@ -86,11 +85,10 @@ def prepared(runs: pd.DataFrame) -> pd.DataFrame:
 
     A schedule whose W actions are run together counts as a schedule of its own.
     """
-    defaults: dict[str, str | bool] = {"comms": "shm", TOGETHER: False}
+    defaults: dict[str, Any] = {"comms": "shm", TOGETHER: False, **dict.fromkeys((*RATIOS, *TIMES), float("nan"))}
     runs = runs.assign(**{column: value for column, value in defaults.items() if column not in runs})
     is_together = runs[TOGETHER].eq(True)
     runs = runs.assign(schedule=runs["schedule"].mask(is_together, runs["schedule"] + ", W together"))
-    runs = runs.assign(**{column: float("nan") for column in (*RATIOS, *TIMES) if column not in runs})
     return runs.dropna(subset=[ratio for ratio in RATIOS if ratio.endswith("/limit")], how="all")
 
 
@@ -123,4 +121,4 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("engine_speed"))
+    run(__file__)

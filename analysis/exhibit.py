@@ -4,7 +4,7 @@
 
     Exhibit ── save ──► m-sensitivity-bubble.svg  .pdf  .png  .csv
                         the same rows give the same bytes of SVG and CSV
-            ── full_caption ──► "Idle time over ... From 72 runs of 24 configurations, 3 launches each ..."
+            ── origin ──► "From 72 runs of 24 configurations, 3 launches each ..."
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from microp.records import RANGE_UP_TO
 from microp.results import records
+from microp.trace import save
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
 FIT = 3  # points that a line through them needs: a line through two has no error
@@ -31,7 +32,7 @@ class Exhibit:
 
     stem: str  # the name of its files, without ending
     title: str  # a few words, for the heading
-    caption: str  # a description of the figure and its result; `full_caption` adds the provenance
+    caption: str  # a description of the figure and its result, to which `origin` adds
     figure: Figure  # the figure, made with `plot` and in its style
     table: pd.DataFrame  # the numbers that the figure shows
     runs: pd.DataFrame  # the rows of the store that were used
@@ -42,19 +43,12 @@ class Exhibit:
         """The origin of the rows: numbers of runs, launches and steps, spread, commit, machine."""
         return provenance(self.runs)
 
-    def full_caption(self) -> str:
-        """Return the caption with the origin of the rows."""
-        return f"{self.caption.rstrip()} {self.origin}"
-
     def save(self, folder: Path) -> list[Path]:
         """Write the figure as SVG, PDF and PNG and the table as CSV, and return the paths of the files."""
         folder.mkdir(parents=True, exist_ok=True)
-        vector, paper, pixels, table = (folder / f"{self.stem}.{ending}" for ending in ("svg", "pdf", "png", "csv"))
-        self.figure.savefig(vector, metadata={"Date": None, "Creator": None})
-        self.figure.savefig(paper, metadata={"CreationDate": None, "Creator": None, "Producer": None})
-        self.figure.savefig(pixels)
+        table = folder / f"{self.stem}.csv"
         self.table.to_csv(table, index=False, float_format=NUMBERS, lineterminator="\n")
-        return [vector, paper, pixels, table]
+        return [*save(self.figure, folder / self.stem), table]
 
 
 class Section(NamedTuple):

@@ -13,16 +13,18 @@ torch's own also run in turn within one launch, which is the more precise compar
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from analysis import looks, plot, scales
-from analysis.command import main
+from analysis.command import run
 from analysis.exhibit import FIT, Exhibit, distance, markers, not_fitted
 from analysis.words import TIME, closing, listed, number, sentences, spread
 from microp.records import LAUNCH, least_squares, over_launches, paired
 from microp.results import records
-from microp.system import MIB, run_command
+from microp.system import MIB
 
 NEEDS = "two ways to sum with two replicas, several sizes of a ring's sums, or several numbers of emulated replicas"
 WAYS = ["naive", "flat", "ddp", "torch_ddp"]
@@ -194,12 +196,9 @@ def ring_sums(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def ring_fits(table: pd.DataFrame) -> dict[int, tuple[float, float]]:
     """Return latency and bandwidth of the ring for each number of replicas with `FIT` sizes; see `alpha_beta`."""
-    fits = {}
-    for n in sorted(table["replicas"].unique().tolist()):
-        own = table[table["replicas"] == n]
-        if len(own) >= FIT:
-            fits[n] = alpha_beta(n, own["mib"], own["reduction.all_reduce_ms"])
-    return fits
+    groups: dict[Any, pd.DataFrame] = dict(list(table.groupby("replicas")))
+    known = {int(n): own for n, own in groups.items() if len(own) >= FIT}
+    return {n: alpha_beta(n, own["mib"], own["reduction.all_reduce_ms"]) for n, own in known.items()}
 
 
 def alpha_beta(replicas: int, mib: pd.Series[float], times: pd.Series[float]) -> tuple[float, float]:
@@ -229,13 +228,11 @@ def scaling(runs: pd.DataFrame) -> Exhibit | None:
     if compared["replicas"].nunique() < 2:
         return None
     table = over_launches(compared, [DIM, "replicas"], ["ratio", "step_ms.median"])
-    figure, [axis] = plot.panels(1, 2.8)
-    plot.lines(axis, table, "replicas", "ratio", DIM, looks.looks(sorted(table[DIM].unique())), label="width {}")
-    numbers = sorted(table["replicas"].unique())
+    names, key = ("replicas N", "throughput / that of one replica"), [looks.thin("N: sums that cost nothing")]
+    figure = plot.line_panels([("", table)], "replicas", "ratio", DIM, names, key, label="width {}")
+    [axis], numbers = figure.axes, sorted(table["replicas"].unique())
     axis.plot(numbers, numbers, **looks.THIN)
-    plot.titled(axis, x="replicas N", y="throughput / that of one replica")
     scales.powers(axis, numbers)
-    plot.legend(figure, [looks.thin("N: sums that cost nothing")])
     step = 1e3 * float(alone["batch_size"].iloc[0]) / float(alone["samples_per_s"].median())
     text = (
         "Rows per second over those of one replica, paired by launch. Each replica is an emulated device whose step "
@@ -246,4 +243,4 @@ def scaling(runs: pd.DataFrame) -> Exhibit | None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("gradient_sync"))
+    run(__file__)

@@ -20,12 +20,11 @@ from typing import Any
 import pandas as pd
 
 from analysis import looks, nominal, plot
-from analysis.command import main
+from analysis.command import run
 from analysis.exhibit import Exhibit, distance, markers
 from analysis.words import closing, listed, number, sentences, spread
 from microp.records import LAUNCH, least_squares, over_launches, paired
 from microp.results import records
-from microp.system import run_command
 
 NEEDS = "at least two values of M, each with latency 0 and with another one, on emulated devices"
 POINT = ["chunks", "schedule", "latency_ms"]
@@ -123,4 +122,4 @@ def _fits(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("hop_latency"))
+    run(__file__)

@@ -16,12 +16,11 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import looks, nominal, plot
-from analysis.command import main
+from analysis.command import run
 from analysis.exhibit import Exhibit, counted, distance, markers
 from analysis.words import closing, doubts, listed, sentences, spread
 from microp.records import over_launches, read_reductions, read_spans
 from microp.results import records
-from microp.system import run_command
 from microp.trace import sheet
 
 NEEDS = "emulated runs with at least two replicas"
@@ -117,4 +116,4 @@ def timelines(runs: pd.DataFrame) -> Exhibit | None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("hybrid"))
+    run(__file__)

@@ -23,13 +23,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from analysis import looks, nominal, plot, scales
-from analysis.command import main
+from analysis.command import run
 from analysis.exhibit import FIT, Exhibit, kind_of, markers, not_fitted
 from analysis.words import closing, mib_text, number, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
 from microp.results import one_process, recorded_point, records, worst_rank_mib
 from microp.simulator import closed_forms
-from microp.system import run_command
 
 NEEDS = "a pipelined schedule with at least two values of M"
 POINT = ["schedule", "chunks"]
@@ -328,4 +327,4 @@ def _panels(table: pd.DataFrame, value: str, label: str, legend: Sequence[Line2D
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("m_sensitivity"))
+    run(__file__)

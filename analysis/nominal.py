@@ -17,6 +17,7 @@ import pandas as pd
 
 from microp.job import Workload
 from microp.records import read_schedule
+from microp.results import is_missing
 from microp.schedule import Schedule
 from microp.settings import Checkpointing, EmulatedSettings
 from microp.simulator import Costs, closed_forms, nominal_costs, simulate
@@ -77,11 +78,7 @@ def origin(cases: Iterable[tuple[Schedule, Costs]]) -> str:
     return "; ".join(f"{way} for {', '.join(names)}" for way, names in found.items())
 
 
-def is_given(value: Any) -> bool:
-    """Return whether a row has this value; it is NaN if only other rows have the column."""
-    return isinstance(value, list | str) or not pd.isna(value)
-
-
 def group_of(row: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Return the row's keys of one group of the configuration, without those that only other rows have."""
-    return {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix) and is_given(value)}
+    own = {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
+    return {key: value for key, value in own.items() if not is_missing(value)}

@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=len(CASES), help="number of cases, from the first (default: all)")
     add_report(parser)
     options = parser.parse_args(arguments)
+    plot.use_columns(options.columns)
     try:
         rows = [case(seed, options.seconds, options.solver) for seed in range(min(options.cases, len(CASES)))]
     except ValueError as error:  # no OR-Tools

@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
@@ -34,45 +34,36 @@ MINUTE = "%Y-%m-%d %H:%M"
 MARKDOWN = re.compile(r"[\\`*\[\]<>|&~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # an underscore in a word is harmless
 
 
-class Report(NamedTuple):
-    """What the page shows, in its order."""
+def values(store: Store, own: Section, experiments: Sequence[Section], over_all: Sequence[Section]) -> dict[str, Any]:
+    """Return what the templates show: what there is, sections that have something, and what was not run.
 
-    overview: str  # what there is, in a few sentences
-    own: Section  # the user's own sweeps
-    experiments: Sequence[Section]  # the sections of the stored sweeps
-    over_all: Sequence[Section]  # the sections that use all runs
-    without_result: Sequence[str]  # the runs that did not finish or cannot be read, one sentence each
-
-    @property
-    def sections(self) -> list[Section]:
-        return [self.own, *self.experiments, *self.over_all]
-
-    def shown(self) -> dict[str, Any]:
-        """Return the values of a template: what has figures, and what has not been run."""
-        return {
-            **self._asdict(),
-            "own": self.own if self.own.exhibits else None,
-            "experiments": [section for section in self.experiments if section.exhibits or section.answer],
-            "over_all": [section for section in self.over_all if section.exhibits],
-            "not_run": [section for section in self.sections if section.missing],
-        }
+    `own` has the user's own sweeps, `experiments` the stored ones; `over_all` are the sections that use all runs.
+    """
+    return {
+        "overview": overview(store),
+        "own": own if own.exhibits else None,
+        "experiments": [section for section in experiments if section.exhibits or section.answer],
+        "over_all": [section for section in over_all if section.exhibits],
+        "not_run": [section for section in (own, *experiments, *over_all) if section.missing],
+        "without_result": without_result(store),
+    }
 
 
-def html(report: Report, folder: Path, runs: pd.DataFrame) -> str:
+def html(values: dict[str, Any], folder: Path, runs: pd.DataFrame) -> str:
     """Return the page; the figures are read back from `folder`, where they have been saved."""
-    exhibits = [exhibit for section in report.sections for exhibit in section.exhibits]
+    shown = [*filter(None, [values["own"]]), *values["experiments"], *values["over_all"]]
     return _render(
         "report.html.j2",
-        pictures={exhibit.stem: _picture(exhibit, folder) for exhibit in exhibits},
+        pictures={exhibit.stem: _picture(exhibit, folder) for section in shown for exhibit in section.exhibits},
         style=(HERE / "report.css").read_text(),
-        **report.shown(),
+        **values,
         **viewer.parts(runs),
     )
 
 
-def markdown(report: Report) -> str:
+def markdown(values: dict[str, Any]) -> str:
     """Return the report as Markdown, for a file in the folder of the figures and tables."""
-    return _render("report.md.j2", **report.shown())
+    return _render("report.md.j2", **values)
 
 
 def _render(template: str, **values: Any) -> str:

@@ -53,7 +53,6 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.4,
     "lines.markersize": 5,
     "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
-    "savefig.dpi": 200,
     "svg.fonttype": "path",
     "svg.hashsalt": "microp",  # makes the ids in a file the same every time
     "text.hinting": "none",  # so that a text is as wide in a PNG as in an SVG
@@ -155,13 +154,6 @@ def across(axis: Axes, table: pd.DataFrame, value: str, at: Any, look: Look, lab
     hollow(axis, middle, at, table[f"{value}.wide"].to_numpy(dtype=bool), look)
 
 
-def scatter(axis: Axes, table: pd.DataFrame, x: str, y: str, wide: str, look: Look, label: str) -> None:
-    """Draw small markers without a line, hollow where the column `wide` says so."""
-    across, up = (table[name].to_numpy(dtype=float) for name in (x, y))
-    axis.plot(across, up, look.marker, color=look.colour, label=label, markersize=4)
-    hollow(axis, across, up, table[wide].to_numpy(dtype=bool), look, markersize=4)
-
-
 def hollow(axis: Axes, x: Numbers, y: Numbers, wide: NDArray[np.bool_], look: Look, **size: Any) -> None:
     """Draw hollow markers over those that are not to be relied on: disturbed, or with too wide a spread."""
     if wide.any():
@@ -244,14 +236,14 @@ def line_panels(
     by: str,
     names: tuple[str, str],
     keys: Iterable[Artist],
-    formula: str,
+    formula: str | None = None,
     label: str = "{}",
 ) -> Figure:
     """Return a figure with one panel per group, a title and its rows, and in each one line per value of `by`.
 
-    `names` are those of the two axes, with units; `keys` explain in the legend what the column `formula` is, and more.
+    `names` are those of the two axes, with units; `keys` are for the legend below; `formula`, `label`: see `lines`.
     """
-    figure, axes = panels(len(groups), HEIGHT if len(groups) > 1 else 2.8)
+    figure, axes = panels(len(groups), HEIGHT if len(groups) > 1 else 2.8)  # alone it is as wide as two
     named = looks(sorted(pd.concat([rows[by] for _, rows in groups]).unique()))
     for axis, (title, rows) in zip(axes, groups, strict=True):
         lines(axis, rows, x, y, by, named, formula, label)

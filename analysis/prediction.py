@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 
 from analysis import looks, plot, scales
-from analysis.command import main
+from analysis.command import run
 from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.forecasts import BASELINES, FORECASTS, forecasts, of_the_others, summary
 from analysis.varied import differing
@@ -29,7 +30,6 @@ from analysis.words import sentences
 from microp.records import Row, read_some_rows, read_spans, traced_schedule
 from microp.results import records
 from microp.simulator import replay_steps
-from microp.system import run_command
 from microp.trace import makespan
 
 SMALLEST = 0.05  # %: an error below it is drawn as this, as the axis is logarithmic
@@ -139,7 +139,10 @@ def judged(row: dict[str, Any]) -> str:
 def scatter(axis: Axes, table: pd.DataFrame, by: str, measured: str, other: str, what: str) -> None:
     """Draw the column `other` of times in ms over that of the measured ones, with a look for each value of `by`."""
     for name, look in looks.looks(sorted(table[by].unique())).items():
-        plot.scatter(axis, table[table[by] == name], measured, other, "hollow", look, str(name))
+        own = table[table[by] == name]
+        across, up, wide = (own[column].to_numpy() for column in (measured, other, "hollow"))
+        axis.plot(across, up, look.marker, color=look.colour, label=str(name), markersize=4)
+        plot.hollow(axis, across, up, wide.astype(bool), look, markersize=4)
     plot.titled(axis, x=f"measured {what}, ms", y=f"{other.removesuffix('_ms')} {what}, ms", own=True)
     for scale in (axis.xaxis, axis.yaxis):
         scales.logarithmic(scale, [*table[measured], *table[other]])
@@ -221,13 +224,11 @@ def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> No
 
 
 def _shares(axis: Axes, values: pd.Series[float], **look: Any) -> None:
-    """Draw the cumulative share of values over their size in percent, at least two markers."""
-    ordered = np.sort(100 * values.abs().to_numpy(dtype=float))
-    if len(ordered):
-        shares = np.arange(1, len(ordered) + 1) / len(ordered)
-        every = max(1, len(ordered) // 7)
-        axis.step(ordered.clip(SMALLEST), shares, where="post", markevery=every, **look)
+    """Draw the cumulative share of values over their size in percent, with some markers."""
+    if not values.empty:
+        every = 1, max(1, len(values) // 7)
+        sns.ecdfplot(x=(100 * values.abs()).clip(lower=SMALLEST), ax=axis, markevery=every, **look)
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("prediction"))
+    run(__file__)

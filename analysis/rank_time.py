@@ -25,13 +25,12 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
 from analysis import fitting, looks, plot, scales
-from analysis.command import main
+from analysis.command import run
 from analysis.exhibit import Exhibit, counted, kind_of, percent
-from analysis.varied import differing, group_of, known, say, say_all, varying
+from analysis.varied import differing, group_of, say, varying
 from analysis.words import sentences
 from microp.records import read_traced_step
-from microp.results import records
-from microp.system import run_command
+from microp.results import is_missing, records
 from microp.trace import DRAWN, KINDS, bubble_fraction, makespan, sheet
 
 PAGE = 8.5  # inches: as many panels are drawn as fit
@@ -182,13 +181,11 @@ def _titles(panels: Sequence[pd.DataFrame]) -> list[str]:
     """Return the name of each configuration: the usual figures, and what else tells it from the others."""
     rows = pd.DataFrame([own.iloc[0] for own in panels]).drop(columns=[*HOW_LONG], errors="ignore")
     keys = varying(rows.drop(columns=[column for column in rows if str(column).startswith("config.schedule")]))
-    names = {
-        key: say_all(key, rows[f"config.{key}"], max(2, plot.WIDTH / 3)) for key in keys if key not in IN_EVERY_TITLE
-    }
     titles = []
     for row in records(rows):
         again = "" if row["checkpointing"] == "never" else f", recomputation: {row['checkpointing']}"
-        named = [own[str(row[f"config.{key}"])] for key, own in names.items() if known(row[f"config.{key}"])]
+        told = {key: row[f"config.{key}"] for key in keys if key not in IN_EVERY_TITLE}
+        named = [say(key.removesuffix(".name"), value) for key, value in told.items() if not is_missing(value)]
         named += [] if row["place"] == "equal" else [f"layers {row['place']}"]
         more = "".join(f", {name}" for name in named)
         titles.append(f"{row['device']}, {row['model']}, K = {row['ranks']}, M = {row['chunks']}{again}{more}")
@@ -200,7 +197,7 @@ def _bars(rows: pd.DataFrame, keys: list[str]) -> list[str]:
     several = [key for key in keys if rows.groupby("schedule")[f"config.{key}"].nunique(dropna=False).max() > 1]
     named = rows[[f"config.{key}" for key in several]]
     found = [{key.removeprefix("schedule."): row[f"config.{key}"] for key in several} for row in records(named)]
-    told = [[say(key, value) for key, value in own.items() if known(value)] for own in found]
+    told = [[say(key, value) for key, value in own.items() if not is_missing(value)] for own in found]
     return [", ".join([schedule, *own]) for schedule, own in zip(rows["schedule"], told, strict=True)]
 
 
@@ -288,4 +285,4 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("rank_time"))
+    run(__file__)

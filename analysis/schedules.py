@@ -19,13 +19,12 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from analysis import looks, nominal, plot, scales
-from analysis.command import main
+from analysis.command import run
 from analysis.exhibit import Exhibit, distance, markers
-from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, not_ranked, sentences, spread, versus
+from analysis.words import TIME, closing, fastest, least_memory, sentences
 from microp.records import LAUNCH, over_launches
 from microp.results import records, worst_rank_mib
 from microp.simulator import simulate
-from microp.system import run_command
 from microp.trace import bubble_fraction
 
 NEEDS = "at least two schedules with the same M and checkpointing=never on emulated devices"
@@ -61,21 +60,10 @@ def answer(runs: pd.DataFrame) -> str:
     if several.empty or several.max() < 2:
         return ""
     chunks = several[several == several.max()].index.max()
-    runs = runs[runs["chunks"] == chunks]
-    table = over_launches(runs, ["schedule"], [TIME, BUBBLE, "activation_mib"]).sort_values([TIME, "schedule"])
-    first, second, last = (records(table)[place] for place in (0, 1, -1))
-    fastest, next_one = (runs[runs["schedule"] == point["schedule"]] for point in (first, second))
-    where = f"of {len(table)} schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
-    if noisy := not_ranked(table, TIME, "ms"):
-        told = f"{where}, {noisy}"
-    else:
-        told = (
-            f"{where}{doubts(table, TIME)}, {first['schedule']} has the shortest step: {spread(first, TIME, 'ms')}, "
-            f"with a bubble of {spread(first, BUBBLE)}; {last['schedule']} has the longest, "
-            f"{spread(last, TIME, 'ms')}; against the next one, "
-            f"{versus(first['schedule'], fastest, second['schedule'], next_one)}"
-        )
-    return sentences([told, *least_memory(table, "schedule"), closing(runs, POINT)])
+    runs = runs[runs["chunks"] == chunks].assign(point=runs["schedule"])
+    what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
+    told, table = fastest(runs, TIME, "ms per step", what)
+    return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
 
 
 def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
@@ -144,4 +132,4 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("schedules"))
+    run(__file__)

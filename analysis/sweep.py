@@ -21,12 +21,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import looks, plot, scales, words
-from analysis.command import add_choices, add_report, command_parser, nothing, print_answer, print_missing, save
+from analysis.command import add_report, add_schedule, command_parser, nothing, print_answer, print_missing, save
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import is_numeric, say, varying
-from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, not_ranked, sentences, spread, versus
-from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
+from analysis.words import BUBBLE, TIME, closing, fastest, least_memory, listed, sentences, spread
+from microp.records import WIDE_FRACTION, Plan, over_launches, read_plans
 from microp.results import Store, finished_runs, is_missing, records, unscaled, worst_rank_mib
 from microp.system import run_command
 
@@ -107,24 +107,7 @@ def answer(
     rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
     same = rows["batch_size"].nunique() == 1
     value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
-    table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
-    told = [f"{spread(records(table)[0], value, unit)}, with a bubble of {spread(records(table)[0], BUBBLE)}"]
-    if len(table) > 1 and (noisy := not_ranked(table, value, unit)):
-        told = [noisy]
-    elif len(table) > 1:
-        calm = table[~table["disturbed"]]  # the others may be slow for another reason
-        left_out = f", without {len(table) - len(calm)} disturbed" if 1 < len(calm) < len(table) else ""
-        calm = calm if len(calm) > 1 else table
-        first, last = (records(calm)[place] for place in (0, -1))
-        told = [
-            f"fastest of {len(calm)} points{left_out}{doubts(calm, value)}: {first['point']} with "
-            f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}; slowest: {last['point']} with "
-            f"{spread(last, value, unit)}"
-        ]
-        near = [rows[rows["point"] == point] for point in calm["point"][:2]]
-        if all(1 < len(own) == own[LAUNCH].nunique() for own in near):  # else runs differ in other keys
-            verdict = versus(first["point"], near[0], calm["point"].iloc[1], near[1], value)
-            told.append(f"the two fastest compared: {verdict}")
+    told, table = fastest(rows, value, unit)
     asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
     if reason := unscaled(asked):
         told = [reason, *_of_equals(rows, value, unit)]
@@ -216,7 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command_parser("analysis.sweep", main.__doc__)
     parser.add_argument("folder", type=Path, help="outputs/sweeps, one of its folders, or a folder of runs")
     add_report(parser)
-    add_choices(parser)
+    add_schedule(parser)
     options = parser.parse_args(arguments)
     plot.use_columns(options.columns)
     missing: list[str] = []

@@ -89,9 +89,9 @@ def finished_runs(folder: Path) -> pd.DataFrame:
 
 
 def _finished(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    rows = [row for row in rows if row["status"] == "finished"]
-    frame = _frame(rows)
-    frame["recorded"] = rows
+    finished: list[Any] = [row for row in rows if row["status"] == "finished"]
+    frame = _frame(finished)
+    frame["recorded"] = finished
     if CLOSED_FORM in frame:  # if no run has one, pandas has no reason to take it for a number
         frame[CLOSED_FORM] = frame[CLOSED_FORM].astype(float)
     return frame

@@ -63,11 +63,15 @@ def figure(
         width: inches, which a narrow column of a paper has fewer of.
     """
     with _style():
-        drawn = sheet(panels, title, scale, sums, width=width)
-        files = [path.with_name(f"{path.name}.{end}") for end in endings]
-        for file in files:  # without dates, so that the same drawing gives the same bytes
-            about = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix)
-            drawn.savefig(file, dpi=200, metadata=about)
+        return save(sheet(panels, title, scale, sums, width=width), path, endings)
+
+
+def save(drawn: Any, path: Path, endings: Sequence[str] = ENDINGS) -> list[Path]:
+    """Write a figure as files of these kinds, `path` with their endings, and return them; see `figure`."""
+    files = [path.with_name(f"{path.name}.{end}") for end in endings]
+    for file in files:  # without dates, so that the same drawing gives the same bytes
+        about = {".svg": ("Date", "Creator"), ".pdf": ("CreationDate", "Creator", "Producer")}.get(file.suffix, ())
+        drawn.savefig(file, dpi=200, metadata=dict.fromkeys(about))
     return files
 
 

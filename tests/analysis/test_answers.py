@@ -49,7 +49,7 @@ SAID = {  # of `CASES[name].few`, with F = 5 and B = 10 ms, K = 2
         "the heavy rank's work alone would give 0.750, computed from the nominal times",
         "1f1b with a share of 75 %: a step with a heavy first rank is 4.0 % faster than one with a heavy last rank",
     ),
-    "schedules": ("1f1b has the shortest step: 75.0 ms [75.0, 75.0]", "most: gpipe with 4.00 MiB"),
+    "schedules": ("1f1b with 75.0 ms per step [75.0, 75.0]", "most: gpipe with 4.00 MiB"),
     "hop_latency": (
         "A latency of 2 ms per hop makes the time per microbatch longer by 0.00 ms [0.00, 0.00] under gpipe and "
         "2.00 ms [2.00, 2.00] under 1f1b; the closed form 2c(K-1)/K gives 2.00 ms for 1f1b.",
