@@ -21,8 +21,8 @@ from analysis.command import (
     ANY_RUN,
     OVER_ALL_RUNS,
     command_parser,
+    figures_in,
     nothing,
-    open_store,
     print_missing,
     print_unreadable,
     save,
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write every figure and the report; print their files and the commands of missing points."""
     parser = command_parser("analysis", main.__doc__, takes_outputs=True)
     options = parser.parse_args(arguments)
-    store, folder = open_store(options), options.outputs / "report"
+    store, folder = Store(options.outputs, options.schedule), figures_in(options.outputs / "report", options.columns)
     runs = store.runs()
     print_unreadable(store)
     if runs.empty:

@@ -41,14 +41,14 @@ def main(name: str) -> int:
     about = "Write the figures and tables of this section into OUTPUTS/report."
     parser = command_parser(f"analysis.{name}", about, takes_outputs=True)
     options = parser.parse_args()
-    store = open_store(options)
+    store, folder = Store(options.outputs, options.schedule), figures_in(options.outputs / "report", options.columns)
     try:
         made = section(name, store)
     except RecordError as error:
         parser.error(str(error))
     if not made.exhibits:
         parser.error(made.answer or nothing(options.outputs, ANY_RUN if name in OVER_ALL_RUNS else command(name)))
-    save(made.exhibits, options.outputs / "report")
+    save(made.exhibits, folder)
     print_answer(made.answer)
     print_missing(made.missing)
     print_unreadable(store)
@@ -92,16 +92,18 @@ def add_schedule(parser: CommandParser) -> None:
     parser.add_argument("--schedule", type=lambda text: text.split(","), default=(), help=told)
 
 
-def add_report(parser: CommandParser) -> None:
-    """Let a command take `--report`, where its files go."""
+def read_report(parser: CommandParser, arguments: list[str] | None) -> tuple[Namespace, Path]:
+    """Let a command take `--report`; return its options, and the folder that its files go to."""
     told = "folder for the files (default: outputs/report)"
     parser.add_argument("--report", type=Path, default=OUTPUTS / "report", help=told)
+    options = parser.parse_args(arguments)
+    return options, figures_in(options.report, options.columns)
 
 
-def open_store(options: Namespace) -> Store:
-    """Return the runs that the options of a command with `takes_outputs` ask for; figures get the width asked for."""
-    plot.use_columns(options.columns)
-    return Store(options.outputs, options.schedule)
+def figures_in(folder: Path, columns: int) -> Path:
+    """Make figures as wide as so many columns, and return where they go: those of one column lie in a folder there."""
+    plot.use_columns(columns)
+    return folder / "one-column" if columns == 1 else folder
 
 
 def save(exhibits: Iterable[Exhibit], folder: Path) -> None:

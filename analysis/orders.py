@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import plot
-from analysis.command import add_report, command_parser, save
+from analysis.command import command_parser, read_report, save
 from analysis.exhibit import Exhibit
 from microp.orders import Problem, lower_bounds, pairs, search, with_solver
 from microp.simulator import Costs
@@ -44,16 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--solver", type=float, default=20, help="seconds of CP-SAT in each case; 0: none (default: 20)"
     )
     parser.add_argument("--cases", type=int, default=len(CASES), help="number of cases, from the first (default: all)")
-    add_report(parser)
-    options = parser.parse_args(arguments)
-    plot.use_columns(options.columns)
+    options, folder = read_report(parser, arguments)
     try:
         rows = [case(seed, options.seconds, options.solver) for seed in range(min(options.cases, len(CASES)))]
     except ValueError as error:  # no OR-Tools
         parser.error(str(error))
     table = pd.DataFrame(rows)
     print(table.to_string(index=False, float_format="{:.4g}".format))
-    save([Exhibit("orders", "Orders over their bounds", "", draw(table), table, table.head(0))], options.report)
+    save([Exhibit("orders", "Orders over their bounds", "", draw(table), table, table.head(0))], folder)
     return 0
 
 

@@ -21,7 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import looks, plot, scales, words
-from analysis.command import add_report, add_schedule, command_parser, nothing, print_answer, print_missing, save
+from analysis.command import add_schedule, command_parser, nothing, print_answer, print_missing, read_report, save
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import is_numeric, say, varying
@@ -198,10 +198,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Draw the newest sweep below a folder, or all runs below it if it has no sweep."""
     parser = command_parser("analysis.sweep", main.__doc__)
     parser.add_argument("folder", type=Path, help="outputs/sweeps, one of its folders, or a folder of runs")
-    add_report(parser)
     add_schedule(parser)
-    options = parser.parse_args(arguments)
-    plot.use_columns(options.columns)
+    options, folder = read_report(parser, arguments)
     missing: list[str] = []
     plans, unreadable = read_plans(options.folder)
     for reason in unreadable:
@@ -215,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
         made = None if runs.empty else exhibit(runs, f"sweep-{name}", f"Runs of {options.folder}")
     if made is None:
         parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
-    save([made], options.report)
+    save([made], folder)
     print_answer(made.answer)
     print_missing(missing)
     return 0

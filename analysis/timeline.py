@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import plot
-from analysis.command import OUTPUTS, absent, add_report, command_parser
+from analysis.command import OUTPUTS, absent, command_parser, read_report
 from microp.records import (
     RecordError,
     TracedStep,
@@ -55,9 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         nargs="+",
         help="a run's id, an attempt, or a folder: its newest attempt; several on one time axis",
     )
-    add_report(parser)
-    options = parser.parse_args(arguments)
-    plot.use_columns(options.columns)
+    options, folder = read_report(parser, arguments)
     runs = [_traced(parser, folder) for folder in options.run]
     shown = screen()
     drawn = _alone(runs[0]) if len(runs) == 1 else _together(runs)
@@ -69,8 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
             heading = [name] * bool(name) + [f"means over the {replicas} replicas"] * (replicas > 1)
             print(", ".join(heading) + ":\n" * bool(heading) + time_table(times, shown.columns) + "\n")
     print(textwrap.fill(_meanings([run.summary["time_ms"] or {} for run in runs]), shown.columns) + "\n")
-    options.report.mkdir(parents=True, exist_ok=True)
-    path = options.report / drawn.file
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / drawn.file
     files = figure(drawn.panels, drawn.title, path, sums=drawn.sums, width=plot.WIDTH)
     files.append(perfetto(drawn.panels, drawn.schedules, path.with_name(f"{drawn.file}.trace.json")))
     print(files[0], *(file.suffix for file in files[1:-1]))

@@ -23,7 +23,7 @@ from microp.schedule import Op
 from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, Scale, named, shade
 from microp.trace.metrics import bubble_fraction, makespan
 from microp.trace.reductions import Reduction, ends_at
-from microp.trace.spans import Span
+from microp.trace.spans import Span, may_be_slices
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home folder cannot be written
 
@@ -40,7 +40,6 @@ TEXT: dict[Any, Any] = {
     "font.size": POINTS,
     "axes.titlesize": POINTS,
     "axes.labelsize": POINTS,
-    "figure.titlesize": 10,
     "legend.fontsize": POINTS,
 }
 
@@ -58,26 +57,26 @@ def figure(
 
     Args:
         panels: name -> spans, e.g. `predicted` and `measured`.
+        title: what the files say of themselves; it is not drawn, because what shows a figure has its own heading.
         path: the files' path without an ending, of which each kind in `endings` is written.
         sums: name -> the reductions over the replicas, drawn as thin bars below the actions.
         width: inches, which a narrow column of a paper has fewer of.
     """
     with _style():
-        return save(sheet(panels, title, scale, sums, width=width), path, endings)
+        return save(sheet(panels, scale, sums, width=width), path, endings, title)
 
 
-def save(drawn: Any, path: Path, endings: Sequence[str] = ENDINGS) -> list[Path]:
+def save(drawn: Any, path: Path, endings: Sequence[str] = ENDINGS, title: str | None = None) -> list[Path]:
     """Write a figure as files of these kinds, `path` with their endings, and return them; see `figure`."""
     files = [path.with_name(f"{path.name}.{end}") for end in endings]
     for file in files:  # without dates, so that the same drawing gives the same bytes
         about = {".svg": ("Date", "Creator"), ".pdf": ("CreationDate", "Creator", "Producer")}.get(file.suffix, ())
-        drawn.savefig(file, dpi=200, metadata=dict.fromkeys(about))
+        drawn.savefig(file, dpi=200, metadata={**dict.fromkeys(about), **({"Title": title} if title else {})})
     return files
 
 
 def sheet(
     panels: Mapping[str, Sequence[Span]],
-    title: str = "",
     scale: Scale = MILLISECONDS,
     sums: Mapping[str, Sequence[Reduction]] | None = None,
     row: float = 0.4,
@@ -97,8 +96,6 @@ def sheet(
             time, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
             axis.set_title(f"{name}: {time:.1f} {scale.unit}, bubble {bubble:.3f}", loc="left")
         axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
-        if title:
-            drawn.suptitle(title, wrap=True)
         numbers = any(axis.texts for axis in axes[:, 0])
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()), numbers)
         drawn.legend(handles=handles, loc="outside lower center", ncols=1 if width < WIDTH else 2, frameon=False)
@@ -171,7 +168,8 @@ def keys(spans: Sequence[Span], sums: bool = False, numbers: bool = True) -> lis
         entries.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
     if sums:
         entries.append(Patch(color=REDUCTION, label="sum over the replicas"))
-    return [*entries, *[Patch(color="none", label="3: microbatch or slice 3")] * numbers]
+    label = "numbers: microbatches" + ", or slices of them" * may_be_slices(spans)
+    return [*entries, *[Patch(color="none", label=label)] * numbers]
 
 
 def _length(spans: Sequence[Span], sums: Sequence[Reduction]) -> Any:
