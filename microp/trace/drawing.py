@@ -14,9 +14,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from io import StringIO
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from microp.schedule import Op
@@ -96,7 +96,8 @@ def sheet(
             time, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
             axis.set_title(f"{name}: {time:.1f} {scale.unit}, bubble {bubble:.3f}", loc="left")
         axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
-        numbers = any(axis.texts for axis in axes[:, 0])
+        sliced = ", or slices of them" * any(map(may_be_slices, panels.values()))
+        numbers = f"numbers: microbatches{sliced}" * any(axis.texts for axis in axes[:, 0])
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()), numbers)
         drawn.legend(handles=handles, loc="outside lower center", ncols=1 if width < WIDTH else 2, frameon=False)
     return drawn
@@ -111,8 +112,10 @@ def svg(
     """Return the drawing of `figure` as an SVG element, for HTML; empty for more than DRAWN actions."""
     if sum(map(len, panels.values())) > DRAWN:
         return ""
-    with TemporaryDirectory() as folder:
-        text = figure(panels, title, Path(folder) / "drawing", scale, sums, ["svg"])[0].read_text()
+    file = StringIO()
+    with _style():
+        sheet(panels, scale, sums).savefig(file, format="svg", metadata={"Date": None, "Title": title})
+    text = file.getvalue()
     return text[text.index("<svg") :]
 
 
@@ -156,8 +159,8 @@ def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def keys(spans: Sequence[Span], sums: bool = False, numbers: bool = True) -> list[Any]:
-    """Return a legend's entries for what `draw` draws: the ops that occur, and `sums` and `numbers` where there are."""
+def keys(spans: Sequence[Span], sums: bool, numbers: str) -> list[Any]:
+    """Return a legend's entries for what `draw` draws: the ops that occur, `sums`, and what `numbers` are, if any."""
     from matplotlib.patches import Patch
 
     words: dict[str, list[str]] = defaultdict(list)  # by colour
@@ -168,8 +171,7 @@ def keys(spans: Sequence[Span], sums: bool = False, numbers: bool = True) -> lis
         entries.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
     if sums:
         entries.append(Patch(color=REDUCTION, label="sum over the replicas"))
-    label = "numbers: microbatches" + ", or slices of them" * may_be_slices(spans)
-    return [*entries, *[Patch(color="none", label=label)] * numbers]
+    return [*entries, *[Patch(color="none", label=numbers)] * bool(numbers)]
 
 
 def _length(spans: Sequence[Span], sums: Sequence[Reduction]) -> Any:
