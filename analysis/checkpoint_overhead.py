@@ -27,40 +27,38 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import looks, plot, scales
-from analysis.command import main
-from analysis.exhibit import Exhibit, counted, drawn, markers, percent
+from analysis.command import run
+from analysis.exhibit import Exhibit, counted, markers, percent
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
 from analysis.words import doubts, middle, sentences, widest
 from microp.records import LAUNCH, over_launches, paired, read_spans
-from microp.results import Store, records, worst_rank_mib
+from microp.results import records, worst_rank_mib
 from microp.schedule import Schedule
 from microp.simulator import Costs, calibrate_steps, schedule_of, simulate
-from microp.system import run_command
 from microp.trace import makespan
 
-NAME = "checkpoint_overhead"
 NEEDS = "runs with checkpointing=never and with another policy, for the same model, schedule and M"
 POLICIES = ("never", "except_last", "always", "segments")
 SAME = ["model", "ranks", "batch_size", "schedule", "chunks"]  # two policies are compared where these agree
 POINT = ["model", "schedule", "checkpointing", "chunks"]
 
 
-def exhibits(store: Store) -> list[Exhibit]:
-    """Return up to three figures: memory against time, the penalty, and the memory."""
-    runs = store.runs(NAME)
-    if runs.empty:
-        return []
+def prepared(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the runs, one row per point and launch, and those of them that `compare` can compare."""
     runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
-    compared = compare(runs)
-    made = [pareto(runs, compared), penalty(compared), memory(runs)]
-    return drawn(made, store.missing(NAME))
+    return runs, compare(runs)
 
 
-def answer(store: Store) -> str:
+def exhibits(both: tuple[pd.DataFrame, pd.DataFrame]) -> list[Exhibit | None]:
+    """Return up to three figures: memory against time, the penalty, and the memory."""
+    runs, compared = both
+    return [pareto(runs, compared), penalty(compared), memory(runs)]
+
+
+def answer(both: tuple[pd.DataFrame, pd.DataFrame]) -> str:
     """Return a sentence per policy on time and memory, each over the points that have a run without recomputation."""
-    runs = store.runs(NAME)
-    compared = runs if runs.empty else compare(runs.drop_duplicates([*POINT, LAUNCH]))
+    _, compared = both
     if compared.empty:
         return ""
     table = over_launches(compared, POINT, ["ratio", "simulated", "kept"])
@@ -207,8 +205,7 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     if runs.empty:
         return None
     table = over_launches(runs, POINT, ["step_ms.median", "worst_mib"])
-    best = [plot.front(own, "worst_mib", "step_ms.median") for _, own in table.groupby("model")]
-    table["front"] = table.index.isin([label for labels in best for label in labels])
+    table["front"] = plot.on_front(table, ["model"], "worst_mib", "step_ms.median")
     models = sorted(table["model"].unique())
     figure, axes = plot.panels(len(models), 3.0)
     shapes = looks.looks(sorted(table["schedule"].unique()))
@@ -230,11 +227,11 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     )
     if not compared.empty:
         cheapest = compared.groupby("checkpointing")[["ratio", "kept"]].median()
-        text += " Relative to never, in the median over schedules and M: " + "; ".join(
+        told = "; ".join(
             f"{name} has {line['ratio']:.2f} of the step time and {line['kept']:.2f} of the activations"
             for name, line in cheapest.reindex([p for p in POLICIES if p in cheapest.index]).iterrows()
         )
-        text += "."
+        text += f" Relative to never, in the median over schedules and M: {told}."
     return Exhibit("checkpoint-overhead-pareto", "Memory against time", text, figure, table, runs)
 
 
@@ -287,4 +284,4 @@ def _against_policy(axis: Axes, own: pd.DataFrame, value: str, simulated: str) -
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(NAME, exhibits))
+    run(__file__)

@@ -1,10 +1,10 @@
-"""The command line of one experiment: `python -m analysis.<name>`.
+"""The command of one section of the report: `python -m analysis.<name>`.
 
 ::
 
-    outputs/ ── Store ── exhibits ──► outputs/report/<stem>.svg .png .csv
-                                      the answer to the experiment's question
-                                      and the commands of the points that have not been run
+    outputs/ ── Store ── section ──► outputs/report/<stem>.svg .png .csv
+                                     the answer to the experiment's question
+                                     and the commands of the points that have not been run
 """
 
 from __future__ import annotations
@@ -14,93 +14,96 @@ import shutil
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import microp
 from analysis import plot
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, Section
 from microp.records import RecordError, command
 from microp.results import Store
-from microp.system import CommandParser
+from microp.system import CommandParser, run_command
 
 OUTPUTS = Path("outputs")
 WIDTH = 100  # of running text in the terminal, at most
 SHOWN = 10  # commands in the terminal; the report has all of them
 ANY_RUN = "python -m microp.run"
-Exhibits = Callable[[Store], list[Exhibit]]
+OVER_ALL_RUNS = ("prediction", "rank_time")  # the modules that are no experiment
 
 
-def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: list[str] | None = None) -> int:
-    """Write the exhibits of one section of the report and return the exit code, 2 if there is nothing to draw.
+def run(module: str) -> None:
+    """Run the command of a module, of which its file is given, and end with its exit code."""
+    run_command(lambda: main(Path(module).stem))
 
-    `name` is the module's, and that of the experiment whose sweep it draws; `made_by` is the command that makes the
-    runs, if they are not those of such a sweep.
-    """
+
+def main(name: str) -> int:
+    """Write the exhibits of one section of the report and return the exit code, 2 if there is nothing to draw."""
     about = "Write the figures and tables of this section into OUTPUTS/report."
     parser = command_parser(f"analysis.{name}", about, takes_outputs=True)
-    options = parser.parse_args(arguments)
-    store = open_store(options)
+    options = parser.parse_args()
+    store, folder = Store(options.outputs, options.schedule), figures_in(options.outputs / "report", options.columns)
     try:
-        made = exhibits(store)
+        made = section(name, store)
     except RecordError as error:
         parser.error(str(error))
-    if not made:
-        parser.error(answer_of(name, store) or nothing(options.outputs, made_by or command(name)))
-    save(made, options.outputs / "report")
-    print_answer(answer_of(name, store))
-    print_missing([command for exhibit in made[:1] for command in exhibit.missing])
+    if not made.exhibits:
+        parser.error(made.answer or nothing(options.outputs, ANY_RUN if name in OVER_ALL_RUNS else command(name)))
+    save(made.exhibits, folder)
+    print_answer(made.answer)
+    print_missing(made.missing)
     print_unreadable(store)
     return 0
 
 
-def answer_of(name: str, store: Store) -> str:
-    """Return the answer to the question of an experiment, or what is missing for one; empty if it has no runs.
+def section(name: str, store: Store) -> Section:
+    """Return the section of the report that the module `name` draws.
 
-    It is what the function `answer` of the experiment's module says: a few sentences, computed from the rows. What
-    the answer needs is the module's NEEDS.
+    Its `prepared` makes of the runs what `exhibits` draws, and what `answer` says in a few sentences. An experiment is
+    about the runs of the sweep of its name; its NEEDS says what the answer needs.
     """
-    module = importlib.import_module(f"analysis.{name}")
-    text: str = module.answer(store)
-    needs = getattr(module, "NEEDS", "")  # what is over all runs has no question of its own
-    if text or not needs or store.runs(name).empty:
-        return text
-    return (
-        f"The finished runs do not answer the question yet: it needs {needs}. `{command(name)}` runs what is missing."
-    )
+    module, is_experiment = importlib.import_module(f"analysis.{name}"), name not in OVER_ALL_RUNS
+    runs = store.runs(name if is_experiment else None)
+    given = [] if runs.empty else module.prepared(runs)
+    exhibits = [exhibit for exhibit in module.exhibits(given) if exhibit] if len(given) else []
+    answer = module.answer(given) if len(given) else ""
+    if is_experiment and not answer and not runs.empty:
+        wanted = f"it needs {module.NEEDS}. `{command(name)}` runs what is missing."
+        answer = f"The finished runs do not answer the question yet: {wanted}"
+    title, missing = str(module.__doc__).splitlines()[0].rstrip("."), store.missing(name) if is_experiment else []
+    return Section(name, title, answer, exhibits, missing, not is_experiment or bool(store.points(name)))
 
 
 def command_parser(module: str, about: str | None, takes_outputs: bool = False) -> CommandParser:
-    """Return a parser for `python -m <module>` that knows `--version`, and if wanted the folder `outputs`."""
+    """Return a parser for `python -m <module>` with `--version` and `--columns`, and if wanted the folder `outputs`."""
     parser = CommandParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--version", action="version", version=f"microp {microp.__version__}")
+    wide = "the width of figures in columns of a paper (default: 2)"
+    parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
     if takes_outputs:
         told = "the folder that runs write to (default: outputs)"
         parser.add_argument("outputs", type=Path, nargs="?", default=OUTPUTS, help=told)
-        add_choices(parser)
+        add_schedule(parser)
     return parser
 
 
-def add_choices(parser: CommandParser) -> None:
-    """Let a command take `--schedule`, which runs are drawn, and `--columns`, how wide."""
-    parser.add_argument("--schedule", type=_names, default=(), help="only runs of these, as gpipe,1f1b")
-    add_columns(parser)
+def add_schedule(parser: CommandParser) -> None:
+    """Let a command take `--schedule`: which runs are drawn."""
+    told = "only runs of these, as gpipe,1f1b"
+    parser.add_argument("--schedule", type=lambda text: text.split(","), default=(), help=told)
 
 
-def add_columns(parser: CommandParser) -> None:
-    """Let a command take `--columns`, how wide its figures are."""
-    wide = "the width of figures in columns of a paper (default: 2)"
-    parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
+def read_report(parser: CommandParser, arguments: list[str] | None) -> tuple[Namespace, Path]:
+    """Let a command take `--report`; return its options, and the folder that its files go to."""
+    told = "folder for the files (default: outputs/report)"
+    parser.add_argument("--report", type=Path, default=OUTPUTS / "report", help=told)
+    options = parser.parse_args(arguments)
+    return options, figures_in(options.report, options.columns)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def open_store(options: Namespace) -> Store:
-    """Return the runs that the options of a command with `takes_outputs` ask for; figures get the width asked for."""
-    plot.use_columns(options.columns)
-    return Store(options.outputs, options.schedule)
+def figures_in(folder: Path, columns: int) -> Path:
+    """Make figures as wide as so many columns, and return where they go: those of one column lie in a folder there."""
+    plot.use_columns(columns)
+    return folder / "one-column" if columns == 1 else folder
 
 
 def save(exhibits: Iterable[Exhibit], folder: Path) -> None:
@@ -128,7 +131,7 @@ def absent(folder: Path) -> str:
     return f"{folder} is a file and not a folder" if folder.is_file() else f"there is no folder {folder}"
 
 
-def print_missing(commands: list[str], not_started: Sequence[str] = ()) -> None:
+def print_missing(commands: Sequence[str], not_started: Sequence[str] = ()) -> None:
     """Print the commands of the points that have not been run, and of the sweeps that were never started."""
     if commands:
         print(f"points not run yet, {len(commands)} (a sweep that is started again continues):")

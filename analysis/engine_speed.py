@@ -18,14 +18,11 @@ from typing import Any
 import pandas as pd
 
 from analysis import looks, plot, scales
-from analysis.command import main
-from analysis.exhibit import Exhibit, counted, drawn, kind_of, markers
+from analysis.command import run
+from analysis.exhibit import Exhibit, counted, kind_of, markers
 from analysis.words import doubts, listed, middle, sentences, widest
 from microp.records import over_launches
-from microp.results import Store
-from microp.system import run_command
 
-NAME = "engine_speed"
 NEEDS = "runs with engine=compare"
 RATIOS = {
     "engines.ratio.microp/limit": "microp over the limit",
@@ -38,14 +35,11 @@ POINT = [*PANEL, "schedule", "chunks"]
 TOGETHER = "config.engine.batch_weights"
 
 
-def exhibits(store: Store) -> list[Exhibit]:
+def exhibits(runs: pd.DataFrame) -> list[Exhibit | None]:
     """Return one figure: the step times of both engines over the limit, with one panel per kind of stage.
 
     Only runs that compare a pipeline with the limit (`engine=compare`) are drawn.
     """
-    runs = prepared(store.runs(NAME))
-    if runs.empty:
-        return []
     table = over_launches(runs, POINT, [*RATIOS, *TIMES])
     text = (
         "Step time (forward and backward) over the limit, which is (M+K-1)/M times the compute time of one rank alone, "
@@ -57,15 +51,11 @@ def exhibits(store: Store) -> list[Exhibit]:
         "bubbles that the limit has, so its ratio can be below 1. "
         f"{markers(runs)}"
     )
-    made = Exhibit("engine-speed", "microp, torch and the limit", text, figure(table), named(table), runs)
-    return drawn([made], store.missing(NAME))
+    return [Exhibit("engine-speed", "microp, torch and the limit", text, figure(table), named(table), runs)]
 
 
-def answer(store: Store) -> str:
+def answer(runs: pd.DataFrame) -> str:
     """Return a sentence per device, K, width of the model and transport, and what ratios below 1 mean, if any."""
-    runs = prepared(store.runs(NAME))
-    if runs.empty:
-        return ""
     table = over_launches(runs, POINT, list(RATIOS))
     told = [_ratios(key, own) for key, own in table.groupby(PANEL, sort=True, dropna=False)]
     told.append("figures are medians over configurations (schedule and M), with their ranges")
@@ -95,13 +85,10 @@ def prepared(runs: pd.DataFrame) -> pd.DataFrame:
 
     A schedule whose W actions are run together counts as a schedule of its own.
     """
-    if runs.empty:
-        return runs
-    defaults: dict[str, str | bool] = {"comms": "shm", TOGETHER: False}
+    defaults: dict[str, Any] = {"comms": "shm", TOGETHER: False, **dict.fromkeys((*RATIOS, *TIMES), float("nan"))}
     runs = runs.assign(**{column: value for column, value in defaults.items() if column not in runs})
     is_together = runs[TOGETHER].eq(True)
     runs = runs.assign(schedule=runs["schedule"].mask(is_together, runs["schedule"] + ", W together"))
-    runs = runs.assign(**{column: float("nan") for column in (*RATIOS, *TIMES) if column not in runs})
     return runs.dropna(subset=[ratio for ratio in RATIOS if ratio.endswith("/limit")], how="all")
 
 
@@ -134,4 +121,4 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(NAME, exhibits))
+    run(__file__)

@@ -4,21 +4,22 @@
 
     Exhibit ── save ──► m-sensitivity-bubble.svg  .pdf  .png  .csv
                         the same rows give the same bytes of SVG and CSV
-            ── full_caption ──► "Idle time over ... From 72 runs of 24 configurations, 3 launches each ..."
+            ── origin ──► "From 72 runs of 24 configurations, 3 launches each ..."
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from microp.records import RANGE_UP_TO
 from microp.results import records
+from microp.trace import save
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
 FIT = 3  # points that a line through them needs: a line through two has no error
@@ -31,36 +32,34 @@ class Exhibit:
 
     stem: str  # the name of its files, without ending
     title: str  # a few words, for the heading
-    caption: str  # a description of the figure and its result; `full_caption` adds the provenance
+    caption: str  # a description of the figure and its result, to which `origin` adds
     figure: Figure  # the figure, made with `plot` and in its style
     table: pd.DataFrame  # the numbers that the figure shows
     runs: pd.DataFrame  # the rows of the store that were used
-    missing: Sequence[str] = ()  # the commands of the points that have not been run
-    answer: str = ""  # what the runs say, if the figure is the only one of its sweep; see `answer_of`
+    answer: str = ""  # what the runs say, if the figure is the only one of its sweep
 
     @property
     def origin(self) -> str:
         """The origin of the rows: numbers of runs, launches and steps, spread, commit, machine."""
         return provenance(self.runs)
 
-    def full_caption(self) -> str:
-        """Return the caption with the origin of the rows."""
-        return f"{self.caption.rstrip()} {self.origin}"
-
     def save(self, folder: Path) -> list[Path]:
         """Write the figure as SVG, PDF and PNG and the table as CSV, and return the paths of the files."""
         folder.mkdir(parents=True, exist_ok=True)
-        vector, paper, pixels, table = (folder / f"{self.stem}.{ending}" for ending in ("svg", "pdf", "png", "csv"))
-        self.figure.savefig(vector, metadata={"Date": None, "Creator": None})
-        self.figure.savefig(paper, metadata={"CreationDate": None, "Creator": None, "Producer": None})
-        self.figure.savefig(pixels)
+        table = folder / f"{self.stem}.csv"
         self.table.to_csv(table, index=False, float_format=NUMBERS, lineterminator="\n")
-        return [vector, paper, pixels, table]
+        return [*save(self.figure, folder / self.stem), table]
 
 
-def drawn(found: Iterable[Exhibit | None], missing: Sequence[str]) -> list[Exhibit]:
-    """Return those exhibits that are not None, each with the commands of the missing points."""
-    return [replace(exhibit, missing=missing) for exhibit in found if exhibit is not None]
+class Section(NamedTuple):
+    """One experiment of the report, or all sweeps of the user's own."""
+
+    name: str  # that of its module
+    title: str  # its heading
+    answer: str  # what the runs say on the experiment's question; empty if there are none
+    exhibits: Sequence[Exhibit]  # its figures, the best one first; none if there is nothing to draw
+    missing: Sequence[str]  # the commands of the points that have not been run, or of a sweep that was never started
+    started: bool = True  # whether the sweep was started
 
 
 def not_fitted(what: str) -> str:

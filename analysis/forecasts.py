@@ -113,16 +113,11 @@ def _busiest(row: dict[str, Any]) -> float:
 def errors(table: pd.DataFrame, name: str) -> dict[str, float]:
     """Return the relative errors of a forecast: their median (the bias), and of their size median, p90, p95 and max."""
     error = (table[name] / table["measured"] - 1).dropna()
-    size = error.abs()
     if error.empty:
         return {}
-    return {
-        "n": len(error),
-        "bias": float(error.median()),
-        "median": float(size.median()),
-        **{f"p{percent}": float(size.quantile(percent / 100)) for percent in (90, 95)},
-        "max": float(size.max()),
-    }
+    parts = {"median": 0.5, "p90": 0.9, "p95": 0.95, "max": 1.0}
+    sizes = {part: float(error.abs().quantile(share)) for part, share in parts.items()}
+    return {"n": len(error), "bias": float(error.median()), **sizes}
 
 
 def kendall(table: pd.DataFrame, name: str) -> float | None:
@@ -157,11 +152,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for kind, own in table.groupby("kind"):
         for name in FORECASTS:
-            found = errors(own, name)
-            if found:
+            if found := errors(own, name):
                 lost = list(regrets(own, name).values())
-                tau = kendall(own, name)
-                rows.append(
-                    {"kind": kind, "forecast": name, **found, "tau": tau, "regret": median(lost) if lost else None}
-                )
+                worth = {"tau": kendall(own, name), "regret": median(lost) if lost else None}
+                rows.append({"kind": kind, "forecast": name, **found, **worth})
     return pd.DataFrame(rows)

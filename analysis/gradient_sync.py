@@ -13,18 +13,19 @@ torch's own also run in turn within one launch, which is the more precise compar
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from analysis import looks, plot, scales
-from analysis.command import main
-from analysis.exhibit import FIT, Exhibit, distance, drawn, markers, not_fitted
+from analysis.command import run
+from analysis.exhibit import FIT, Exhibit, distance, markers, not_fitted
 from analysis.words import TIME, closing, listed, number, sentences, spread
-from microp.records import LAUNCH, over_launches, paired
-from microp.results import Store, records
-from microp.system import MIB, run_command
+from microp.records import LAUNCH, least_squares, over_launches, paired
+from microp.results import records
+from microp.system import MIB
 
-NAME = "gradient_sync"
 NEEDS = "two ways to sum with two replicas, several sizes of a ring's sums, or several numbers of emulated replicas"
 WAYS = ["naive", "flat", "ddp", "torch_ddp"]
 DIM, BUCKET = "config.model.dim", "config.sync.bucket_mb"
@@ -34,30 +35,27 @@ TURNS = "syncs.ratio.ddp/torch_ddp"
 NEEDED = ["config.sync.all_reduce", BUCKET, *TIMES]
 
 
-def exhibits(store: Store) -> list[Exhibit]:
+def exhibits(runs: pd.DataFrame) -> list[Exhibit | None]:
     """Return up to four figures: ways to sum, bucket sizes, the ring, and scaling."""
-    runs = prepared(store.runs(NAME))
-    if runs.empty:
-        return []
     real = runs[(runs["device"] != "emulated") & ~runs["ring"]]
-    made = [
-        ways(real[(real[BUCKET].fillna(USUAL_MB) == USUAL_MB) & real["sync"].isin(WAYS)], real),
+    return [
+        ways(_usual(real), real),
         buckets(real[real["sync"].isin(["ddp", "torch_ddp"])]),
         ring(runs[runs["ring"]]),
         scaling(runs[runs["device"] == "emulated"]),
     ]
-    return drawn(made, store.missing(NAME))
 
 
-def answer(store: Store) -> str:
+def _usual(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs whose one way to sum has buckets of the usual size, if it has buckets."""
+    return runs[(runs[BUCKET].fillna(USUAL_MB) == USUAL_MB) & runs["sync"].isin(WAYS)]
+
+
+def answer(runs: pd.DataFrame) -> str:
     """Return up to four sentences: ways to sum, ddp against torch's own in turn, the ring, and scaling."""
-    runs = prepared(store.runs(NAME))
-    if runs.empty:
-        return ""
     told = []
     # 1. the ways to sum, for the widest model that has several
-    real = runs[(runs["device"] != "emulated") & ~runs["ring"] & (runs["replicas"] > 1)]
-    usual = real[(real[BUCKET].fillna(USUAL_MB) == USUAL_MB) & real["sync"].isin(WAYS)]
+    usual = _usual(runs[(runs["device"] != "emulated") & ~runs["ring"] & (runs["replicas"] > 1)])
     several = usual.groupby(DIM)["sync"].nunique()
     if not (wide := several[several > 1]).empty:
         table = over_launches(usual[usual[DIM] == wide.index.max()], ["sync"], [TIME])
@@ -95,8 +93,6 @@ def by_width(runs: pd.DataFrame, value: str) -> list[str]:
 
 def prepared(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs with all columns that are needed, and `ring`: whether the ring made their sums."""
-    if runs.empty:
-        return runs
     absent = [column for column in NEEDED if column not in runs]  # of runs with one replica, or without buckets
     runs = runs.assign(**dict.fromkeys(absent, np.nan))
     return runs.assign(ring=runs["config.sync.all_reduce"] == "ring")
@@ -170,14 +166,12 @@ def ring(runs: pd.DataFrame) -> Exhibit | None:
     table["fit"] = [
         _ring_ms(row["replicas"], row["mib"], *fits.get(row["replicas"], (np.nan, np.nan))) for row in records(table)
     ]
-    figure, [axis] = plot.panels(1, 2.8)
-    value, label = "reduction.all_reduce_ms", "{} replicas"
-    named = looks.looks(sorted(table["replicas"].unique()))
-    plot.lines(axis, table, "mib", value, "replicas", named, "fit", label)
-    plot.titled(axis, x="bytes summed S, MiB", y="time of the sum, ms")
+    value, names = "reduction.all_reduce_ms", ("bytes summed S, MiB", "time of the sum, ms")
+    key = [looks.dotted("least-squares fit: 2(N-1) α + 2(N-1)/N S/β")] if fits else []
+    figure = plot.line_panels([("", table)], "mib", value, "replicas", names, key, "fit", "{} replicas")
+    [axis] = figure.axes
     scales.logarithmic(axis.xaxis, table["mib"])
     scales.logarithmic(axis.yaxis, [*table[value], *table["fit"]])
-    plot.legend(figure, [looks.dotted("least-squares fit: 2(N-1) α + 2(N-1)/N S/β")] if fits else [])
     text = "Time of one sum of all gradients by the ring against its bytes."
     if fits:
         seen = "; ".join(f"N = {n}: α {alpha:.2f} ms, β {beta / 1024:.2f} GiB/s" for n, (alpha, beta) in fits.items())
@@ -186,7 +180,7 @@ def ring(runs: pd.DataFrame) -> Exhibit | None:
             " Dotted: least-squares fit of 2(N-1) α + 2(N-1)/N S/β (Patarasuk and Yuan 2009), with latency α and "
             f"bandwidth β: {seen}. The error of the fit is {distance(known['fit'], known[value], 0)}."
         )
-    if len(fits) < len(named):
+    if len(fits) < table["replicas"].nunique():
         text += f" {not_fitted('sizes')}"
     text += f" {markers(runs)}"
     return Exhibit("gradient-sync-ring", "Latency and bandwidth of the ring", text, figure, table, runs)
@@ -202,23 +196,19 @@ def ring_sums(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def ring_fits(table: pd.DataFrame) -> dict[int, tuple[float, float]]:
     """Return latency and bandwidth of the ring for each number of replicas with `FIT` sizes; see `alpha_beta`."""
-    fits = {}
-    for n in sorted(table["replicas"].unique().tolist()):
-        own = table[table["replicas"] == n]
-        if len(own) >= FIT:
-            fits[n] = alpha_beta(n, own["mib"], own["reduction.all_reduce_ms"])
-    return fits
+    groups: dict[Any, pd.DataFrame] = dict(list(table.groupby("replicas")))
+    known = {int(n): own for n, own in groups.items() if len(own) >= FIT}
+    return {n: alpha_beta(n, own["mib"], own["reduction.all_reduce_ms"]) for n, own in known.items()}
 
 
 def alpha_beta(replicas: int, mib: pd.Series[float], times: pd.Series[float]) -> tuple[float, float]:
     """Return latency (ms per message, at least 0) and bandwidth (MiB/s), by least squares of relative errors."""
     turns = 2 * (replicas - 1)
-    x, y = np.asarray(mib, dtype=float), np.asarray(times, dtype=float)
-    rows = np.stack([np.full(len(x), turns), turns / replicas * x * 1e3], axis=1) / y[:, None]
-    (alpha, slowness), *_ = np.linalg.lstsq(rows, np.ones(len(x)), rcond=None)
-    if alpha < 0:
-        alpha, slowness = 0.0, float(rows[:, 1].sum() / (rows[:, 1] ** 2).sum())
-    return float(alpha), float(1 / slowness)
+    fixed, per_mib = least_squares(mib, times)
+    if fixed < 0:
+        rates = np.asarray(mib, dtype=float) / np.asarray(times, dtype=float)
+        fixed, per_mib = 0.0, float(rates.sum() / (rates**2).sum())
+    return fixed / turns, turns / replicas * 1e3 / per_mib
 
 
 def _ring_ms(replicas: int, mib: float, alpha: float, beta: float) -> float:
@@ -238,13 +228,11 @@ def scaling(runs: pd.DataFrame) -> Exhibit | None:
     if compared["replicas"].nunique() < 2:
         return None
     table = over_launches(compared, [DIM, "replicas"], ["ratio", "step_ms.median"])
-    figure, [axis] = plot.panels(1, 2.8)
-    plot.lines(axis, table, "replicas", "ratio", DIM, looks.looks(sorted(table[DIM].unique())), label="width {}")
-    numbers = sorted(table["replicas"].unique())
+    names, key = ("replicas N", "throughput / that of one replica"), [looks.thin("N: sums that cost nothing")]
+    figure = plot.line_panels([("", table)], "replicas", "ratio", DIM, names, key, label="width {}")
+    [axis], numbers = figure.axes, sorted(table["replicas"].unique())
     axis.plot(numbers, numbers, **looks.THIN)
-    plot.titled(axis, x="replicas N", y="throughput / that of one replica")
     scales.powers(axis, numbers)
-    plot.legend(figure, [looks.thin("N: sums that cost nothing")])
     step = 1e3 * float(alone["batch_size"].iloc[0]) / float(alone["samples_per_s"].median())
     text = (
         "Rows per second over those of one replica, paired by launch. Each replica is an emulated device whose step "
@@ -255,4 +243,4 @@ def scaling(runs: pd.DataFrame) -> Exhibit | None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(NAME, exhibits))
+    run(__file__)

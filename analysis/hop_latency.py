@@ -20,34 +20,31 @@ from typing import Any
 import pandas as pd
 
 from analysis import looks, nominal, plot
-from analysis.command import main
-from analysis.exhibit import Exhibit, distance, drawn, markers
+from analysis.command import run
+from analysis.exhibit import Exhibit, distance, markers
 from analysis.words import closing, listed, number, sentences, spread
 from microp.records import LAUNCH, least_squares, over_launches, paired
-from microp.results import Store, records
-from microp.schedule import Schedule
-from microp.simulator import Costs
-from microp.system import run_command
+from microp.results import records
 
-NAME = "hop_latency"
 NEEDS = "at least two values of M, each with latency 0 and with another one, on emulated devices"
 POINT = ["chunks", "schedule", "latency_ms"]
 LATENCY = "latency of a hop c, ms"
 
 
-def exhibits(store: Store) -> list[Exhibit]:
+def prepared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the emulated runs, one row per point and launch, with the column `latency_ms`."""
+    runs = nominal.emulated(runs, latency_ms="config.device.latency_ms")
+    return runs if runs.empty else runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
+
+
+def exhibits(runs: pd.DataFrame) -> list[Exhibit | None]:
     """Return up to two figures: step time against latency, and the time that latency adds per microbatch."""
-    runs = prepared(store.runs(NAME))
-    if runs.empty:
-        return []
-    made = [slopes(runs), step_time(runs)]
-    return drawn(made, store.missing(NAME))
+    return [slopes(runs), step_time(runs)]
 
 
-def answer(store: Store) -> str:
+def answer(runs: pd.DataFrame) -> str:
     """Return the time added by the largest latency under each schedule; empty without runs at latency 0."""
-    runs = prepared(store.runs(NAME))
-    table = runs if runs.empty else added(runs)
+    table = added(runs)
     if table.empty:
         return ""
     at = table["latency_ms"].max()
@@ -60,30 +57,16 @@ def answer(store: Store) -> str:
     return sentences([text, closing(runs, POINT)])
 
 
-def prepared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the emulated runs, one row per point and launch, with the column `latency_ms`."""
-    runs = nominal.emulated(runs)
-    if runs.empty:
-        return runs
-    runs = runs.assign(latency_ms=runs["config.device.latency_ms"].astype(float))
-    return runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
-
-
-def _nominal(row: dict[str, Any]) -> tuple[Schedule, Costs]:
-    schedule = nominal.order(row)
-    return schedule, nominal.costs(row, schedule)
-
-
 def step_time(runs: pd.DataFrame) -> Exhibit:
     """Return the figure of the step time against latency, with one panel per M."""
     table = over_launches(runs, POINT, ["step_ms.median"])
     point = itemgetter(*POINT)
-    cases = {point(row): _nominal(row) for row in records(runs)}
+    cases = {point(row): nominal.case(row) for row in records(runs)}
     table["formula"] = [nominal.step_ms(*cases[point(row)]) for row in records(table)]
     origin = f"{nominal.origin(cases.values())}, with the device's nominal times"
-    figure = plot.for_each_chunks(
-        table, "latency_ms", "step_ms.median", "formula", (LATENCY, "step time, ms"), f"{origin}, in the same colour"
-    )
+    key, names = [looks.dotted(f"{origin}, in the same colour")], (LATENCY, "step time, ms")
+    groups = plot.per_chunks(table)
+    figure = plot.line_panels(groups, "latency_ms", "step_ms.median", "schedule", names, key, "formula")
     text = (
         f"Step time against the latency of a hop. Dotted: {origin}; the measured step times differ from it by "
         f"{distance(table['step_ms.median'], table['formula'])}. {markers(runs)}"
@@ -114,14 +97,11 @@ def slopes(runs: pd.DataFrame) -> Exhibit | None:
     if table.empty:
         return None
     ranks = int(runs["ranks"].iloc[0])
-    figure, [axis] = plot.panels(1, 2.8)
-    plot.lines(axis, table, "latency_ms", "added_ms", "schedule", looks.looks(sorted(table["schedule"])), "formula")
-    plot.titled(axis, x=LATENCY, y="time added per microbatch, ms")
     others = [name for name in looks.in_order(table["schedule"]) if name != "1f1b"]
-    closed = ["2c(K-1)/K for 1f1b"] * ("1f1b" in set(table["schedule"])) + [f"0 for {' and '.join(others)}"] * bool(
-        others
-    )
-    plot.legend(figure, [looks.dotted(f"closed form: {', '.join(closed)}")])
+    closed = ["2c(K-1)/K for 1f1b"] * ("1f1b" in set(table["schedule"]))
+    closed += [f"0 for {' and '.join(others)}"] * bool(others)
+    key, names = [looks.dotted(f"closed form: {', '.join(closed)}")], (LATENCY, "time added per microbatch, ms")
+    figure = plot.line_panels([("", table)], "latency_ms", "added_ms", "schedule", names, key, "formula")
     at = table["latency_ms"].max()
     worst = table[table["latency_ms"] == at].set_index("schedule")["added_ms"]
     seen = ", ".join(f"{name} {value:.2f} ms" for name, value in worst.items())
@@ -142,4 +122,4 @@ def _fits(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(NAME, exhibits))
+    run(__file__)

@@ -16,32 +16,31 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import looks, nominal, plot
-from analysis.command import main
-from analysis.exhibit import Exhibit, counted, distance, drawn, markers
+from analysis.command import run
+from analysis.exhibit import Exhibit, counted, distance, markers
 from analysis.words import closing, doubts, listed, sentences, spread
 from microp.records import over_launches, read_reductions, read_spans
-from microp.results import Store, records
-from microp.system import run_command
-from microp.trace import drawing as render
-from microp.trace import ends_at
+from microp.results import records
+from microp.trace import sheet
 
-NAME = "hybrid"
 NEEDS = "emulated runs with at least two replicas"
 POINT = ["chunks", "schedule", "reduce_ms"]
 MEASURED, SIMULATED = "reduction.measured_ms", "reduction.simulated_ms"
 
 
-def exhibits(store: Store) -> list[Exhibit]:
+def prepared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the emulated runs with the column `reduce_ms`, the nominal time of a sum."""
+    return nominal.emulated(runs, reduce_ms="config.device.reduce_ms")
+
+
+def exhibits(runs: pd.DataFrame) -> list[Exhibit | None]:
     """Return up to two figures: step time against the time of a sum, and timelines."""
-    runs = prepared(store.runs(NAME))
-    if runs.empty:
-        return []
-    return drawn([steps(runs), timelines(runs)], store.missing(NAME))
+    return [steps(runs), timelines(runs)]
 
 
-def answer(store: Store) -> str:
+def answer(runs: pd.DataFrame) -> str:
     """Return the exposed time of the longest sum under each schedule, and the simulation's distance from all steps."""
-    runs = summed(prepared(store.runs(NAME)))
+    runs = summed(runs)
     if runs.empty:
         return ""
     table = over_launches(runs, POINT, [MEASURED, SIMULATED, "reduction.exposed_ms"])
@@ -61,12 +60,6 @@ def answer(store: Store) -> str:
     )
 
 
-def prepared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the emulated runs with the column `reduce_ms`, the nominal time of a sum."""
-    runs = nominal.emulated(runs)
-    return runs if runs.empty else runs.assign(reduce_ms=runs["config.device.reduce_ms"].astype(float))
-
-
 def summed(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs with several replicas, whose sums were measured."""
     return runs.dropna(subset=[MEASURED]) if MEASURED in runs else runs.head(0)
@@ -83,8 +76,8 @@ def steps(runs: pd.DataFrame) -> Exhibit | None:
     table = over_launches(runs, POINT, [MEASURED, SIMULATED, "reduction.exposed_ms", "reduction.simulated_exposed_ms"])
     table["measured / simulated"] = table[MEASURED] / table[SIMULATED]
     names = ("sum of a stage's gradients, ms", "step without optimizer, ms")
-    origin = "simulated with the device's nominal times and the sums, in the same colour"
-    figure = plot.for_each_chunks(table, "reduce_ms", MEASURED, SIMULATED, names, origin)
+    key = [looks.dotted("simulated with the device's nominal times and the sums, in the same colour")]
+    figure = plot.line_panels(plot.per_chunks(table), "reduce_ms", MEASURED, "schedule", names, key, SIMULATED)
     first = records(runs)[0]
     text = (
         f"{first['replicas']} replicas of a pipeline of {first['ranks']} emulated ranks. Dotted: simulated together "
@@ -105,20 +98,15 @@ def timelines(runs: pd.DataFrame) -> Exhibit | None:
     shown = runs[(runs["chunks"] == chunks) & (runs["reduce_ms"] == middle)].drop_duplicates("schedule")
     folders = {row["schedule"]: Path(row["folder"]) for row in records(shown)}
     traces = {name: folders[name] for name in looks.in_order(folders)}
-    figure, axes = plot.sheet(len(traces), 1, 1.6, sharex=True)
-    lines, seen = [], {name: (read_spans(attempt), read_reductions(attempt)) for name, attempt in traces.items()}
-    until = max(ends_at(spans, sums) - min(span.start for span in spans) for spans, sums in seen.values())
-    for axis, (schedule, (spans, sums)) in zip(axes[:, 0], seen.items(), strict=True):
-        render.draw(axis, spans, 1e6, sums, until)
-        axis.grid(visible=False)
-        axis.set_title(schedule)
-        begin = min(span.start for span in spans)
-        for reduction in sums:
-            start, end = (reduction.start - begin) / 1e6, (reduction.end - begin) / 1e6
-            lines.append((schedule, reduction.rank, reduction.stage, start, end))
+    panels = {name: read_spans(attempt) for name, attempt in traces.items()}
+    sums = {name: read_reductions(attempt) for name, attempt in traces.items()}
+    figure = sheet(panels, sums=sums, row=0.3, width=plot.WIDTH)
+    lines = [
+        (name, each.rank, each.stage, *((time - min(panels[name].start)) / 1e6 for time in (each.start, each.end)))
+        for name, own in sums.items()
+        for each in own
+    ]
     table = pd.DataFrame(lines, columns=["schedule", "rank", "stage", "from_ms", "to_ms"])
-    axes[-1, 0].set_xlabel("time since the step's first action, ms")
-    plot.legend(figure, render.keys([span for spans, _ in seen.values() for span in spans], sums=True))
     text = (
         f"A measured step of the first replica, M = {chunks}. Below the actions of a rank: the sum of a "
         f"stage's gradients over the replicas ({middle:g} ms). It starts after the stage's last weight "
@@ -128,4 +116,4 @@ def timelines(runs: pd.DataFrame) -> Exhibit | None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(NAME, exhibits))
+    run(__file__)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -23,17 +23,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from analysis import looks, nominal, plot, scales
-from analysis.command import main
-from analysis.exhibit import FIT, Exhibit, drawn, kind_of, markers, not_fitted
+from analysis.command import run
+from analysis.exhibit import FIT, Exhibit, kind_of, markers, not_fitted
 from analysis.words import closing, mib_text, number, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
-from microp.results import Store, one_process, recorded_point, records, worst_rank_mib
+from microp.results import one_process, recorded_point, records, worst_rank_mib
 from microp.simulator import closed_forms
-from microp.system import run_command
 
-NAME = "m_sensitivity"
 NEEDS = "a pipelined schedule with at least two values of M"
 POINT = ["schedule", "chunks"]
+PANEL = ["device", "ranks", "fixed", "panel"]
 SAME = ["device", "config.model.name", "config.model.layers", "config.model.dim", "work"]  # of pipeline and monolith
 BUBBLES = {  # the closed forms of the bubble with equal layers, F = B = W and free hops
     "gpipe": "(K-1)/(M+K-1)",
@@ -43,82 +42,72 @@ BUBBLES = {  # the closed forms of the bubble with equal layers, F = B = W and f
 }
 
 
-class Part(NamedTuple):
-    """The rows of one panel: one device, one K, and a fixed batch or a fixed microbatch."""
-
-    device: str
-    ranks: int
-    fixed: str
-    rows: pd.DataFrame
-
-    @property
-    def title(self) -> str:
-        return f"{kind_of(self.device)}, K = {self.ranks}, {self.fixed} fixed"
-
-
-def _runs(store: Store) -> pd.DataFrame:
-    """Return the experiment's runs, with the column `work` of a step."""
-    runs = store.runs(NAME)
-    return runs if runs.empty else runs.assign(work=[step_work(row) for row in records(runs)])
+def prepared(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the runs with the work of a step, and those of each panel with its title; none has fewer than two M."""
+    runs = runs.assign(work=[step_work(row) for row in records(runs)])
+    found = [runs.head(0)]
+    for (device, ranks), rows in runs[runs["ranks"] > 1].groupby(["device", "ranks"], sort=True):
+        for fixed, measure in (("batch", rows["work"]), ("microbatch", rows["work"] / rows["chunks"])):
+            measure = measure.round(6)
+            reach = rows.groupby(measure)["chunks"].nunique()
+            if reach.max() > 1:
+                own = rows[measure == reach.idxmax()].drop_duplicates([*POINT, LAUNCH])
+                found.append(own.assign(fixed=fixed, panel=f"{kind_of(str(device))}, K = {ranks}, {fixed} fixed"))
+    return runs, pd.concat(found[1:] or found, ignore_index=True)
 
 
-def exhibits(store: Store) -> list[Exhibit]:
+def exhibits(both: tuple[pd.DataFrame, pd.DataFrame]) -> list[Exhibit | None]:
     """Return up to four figures: speed-up, bubble, effective depth and memory against M."""
-    runs = _runs(store)
-    if runs.empty:
-        return []
-    found = list(parts(runs))
-    made = [bubble(found), speed_up(found, runs), effective_depth(found), memory(found)]
-    return drawn(made, store.missing(NAME))
+    runs, rows = both
+    return [] if rows.empty else [bubble(rows), speed_up(rows, runs), effective_depth(rows), memory(rows)]
 
 
-def answer(store: Store) -> str:
+def answer(both: tuple[pd.DataFrame, pd.DataFrame]) -> str:
     """Return sentences on bubble and time from the smallest to the largest M, on memory, and on one process alone."""
-    runs = _runs(store)
-    every = [] if runs.empty else list(parts(runs))
-    first = {(part.device, part.ranks): part for part in reversed(every)}  # the part with a fixed batch comes first
-    told = [text for part in reversed(first.values()) if (text := _ends(part))]
+    runs, rows = both
+    if rows.empty:
+        return ""
+    first = rows[rows["fixed"] == rows.groupby(["device", "ranks"])["fixed"].transform("min")]  # a fixed batch, if any
+    told = [text for _, own in first.groupby("panel", sort=False) if (text := _ends(own))]
     if not told:
         return ""
-    rows = pd.concat([part.rows for part in first.values()])
-    memories = [text for part in sorted(every, key=lambda part: part.fixed) if (text := _memories(part))]
-    used = set(runs["run_id"])
-    alone = one_process([recorded_point(row) for row in store.rows if row["run_id"] in used])
-    return sentences([*told, *memories[-1:], *alone, closing(rows, ["device", "ranks", *POINT])])
+    by_fixed = rows.sort_values("fixed", kind="stable").groupby("panel", sort=False)
+    memories = [text for _, own in by_fixed if (text := _memories(own))]
+    alone = one_process([recorded_point(row) for row in runs.get("recorded", ())])
+    return sentences([*told, *memories[-1:], *alone, closing(first, ["device", "ranks", *POINT])])
 
 
-def _ends(part: Part) -> str:
-    """Return what happens from the smallest to the largest M under the first pipelined schedule."""
-    reach = part.rows[part.rows["schedule"] != "naive"].groupby("schedule")["chunks"].nunique()
+def _ends(rows: pd.DataFrame) -> str:
+    """Return what happens from the smallest to the largest M of a panel under the first pipelined schedule."""
+    reach = rows[rows["schedule"] != "naive"].groupby("schedule")["chunks"].nunique()
     names = looks.in_order(sorted(reach[reach > 1].index))
     if not names:
         return ""
-    growing = "step_ms.median" if part.fixed == "batch" else "per microbatch"
-    own = part.rows[part.rows["schedule"] == names[0]]
+    own, panel, is_batch = rows[rows["schedule"] == names[0]], rows["panel"].iloc[0], rows["fixed"].iloc[0] == "batch"
     own = own.assign(**{"per microbatch": own["step_ms.median"] / own["chunks"]})
     low, *_, high = records(over_launches(own, ["chunks"], ["bubble.measured", "bubble.closed_form"]))
     formulas = [point["bubble.closed_form"] for point in (low, high)]
     known = "" if pd.isna(formulas).any() else f" (closed form: {' to '.join(map(number, formulas))})"
     before, after = (own[own["chunks"] == point["chunks"]] for point in (low, high))
-    what = "step" if part.fixed == "batch" else "microbatch"
-    time = versus(f"a {what} with M = {high['chunks']}", after, f"one with M = {low['chunks']}", before, growing)
+    what, value = ("step", "step_ms.median") if is_batch else ("microbatch", "per microbatch")
+    time = versus(f"a {what} with M = {high['chunks']}", after, f"one with M = {low['chunks']}", before, value)
     return (
-        f"{part.title}: from M = {low['chunks']} to {high['chunks']} the bubble of {names[0]} goes from "
+        f"{panel}: from M = {low['chunks']} to {high['chunks']} the bubble of {names[0]} goes from "
         f"{spread(low, 'bubble.measured')} to {spread(high, 'bubble.measured')}{known}; {time}"
     )
 
 
-def _memories(part: Part) -> str:
-    """Return the peak activations under GPipe and 1F1B at the largest common M, if both were run."""
-    rows = part.rows.assign(mib=worst_rank_mib(part.rows)).dropna(subset=["mib"])
-    peaks = rows.groupby(["chunks", "schedule"])["mib"].median().unstack()
+def _memories(rows: pd.DataFrame) -> str:
+    """Return the peak activations under GPipe and 1F1B at the largest common M of a panel, if both were run."""
+    known = rows.assign(mib=worst_rank_mib(rows)).dropna(subset=["mib"])
+    peaks = known.groupby(["chunks", "schedule"])["mib"].median().unstack()
     peaks = peaks.reindex(columns=["gpipe", "1f1b"]).dropna()
     if peaks.empty or peaks.index[-1] == 1:
         return ""
     gpipe, other = map(mib_text, peaks.iloc[-1])
     return (
-        f"{part.title}, M = {peaks.index[-1]}: the rank that holds most keeps {gpipe} of activations under gpipe, "
-        f"{other} under 1f1b"
+        f"{rows['panel'].iloc[0]}, M = {peaks.index[-1]}: the rank that holds most keeps {gpipe} of activations under "
+        f"gpipe, {other} under 1f1b"
     )
 
 
@@ -130,39 +119,25 @@ def step_work(row: dict[str, Any]) -> float:
     return round(float(row["chunks"] * sum(costs.forward + costs.backward + costs.weight)), 6)
 
 
-def parts(runs: pd.DataFrame) -> Iterator[Part]:
-    """Yield the panels that have at least two values of M."""
-    pipelines = runs[runs["ranks"] > 1]
-    for (device, _), rows in pipelines.groupby(["device", "ranks"], sort=True):
-        for fixed, measure in (("batch", rows["work"]), ("microbatch", rows["work"] / rows["chunks"])):
-            measure = measure.round(6)
-            reach = rows.groupby(measure)["chunks"].nunique()
-            if reach.max() > 1:
-                own = rows[measure == reach.idxmax()].drop_duplicates(["schedule", "chunks", LAUNCH])
-                yield Part(str(device), int(own["ranks"].iloc[0]), fixed, own)
-
-
-def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Exhibit | None:
+def speed_up(rows: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the speed-up over the unpartitioned model, paired by launch."""
-    compared = [
-        part._replace(rows=rows) for part in found if (rows := speed_ups(part.rows, runs))["chunks"].nunique() > 1
-    ]
-    if not compared:
+    compared = speed_ups(rows, runs)
+    compared = compared[compared.groupby("panel")["chunks"].transform("nunique") > 1]
+    if compared.empty:
         return None
-    tables = [_table(part, "speed_up") for part in compared]
-    for table, part in zip(tables, compared, strict=True):
-        table["formula"] = part.ranks * (1 - table["formula"])
+    table = _table(compared, "speed_up")
+    table["formula"] = table["ranks"] * (1 - table["formula"])
     legend = [looks.dotted("closed form: K (1 - bubble), in the same colour"), looks.thin("K, the number of ranks")]
-    figure = _panels(compared, tables, "speed_up", "speed-up over one rank", legend)
-    for axis, part in zip(figure.axes, compared, strict=True):
-        plot.level(axis, part.ranks)
-    used = pd.concat([monoliths(runs), *(part.rows for part in compared)])
+    figure = _panels(table, "speed_up", "speed-up over one rank", legend)
+    for axis, ranks in zip(figure.axes, table.groupby("panel", sort=False)["ranks"].first(), strict=True):
+        plot.level(axis, ranks)
+    used = pd.concat([monoliths(runs), compared])
     text = (
         "Step time of the unpartitioned model (one rank, one microbatch, the same batch) over that of the pipeline, "
-        f"paired by launch. Dotted: closed form, K (1 - bubble) with the bubble {_closed_forms(tables)}. "
+        f"paired by launch. Dotted: closed form, K (1 - bubble) with the bubble {_closed_forms(table)}. "
         f"{markers(used)}"
     )
-    return Exhibit("m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used)
+    return Exhibit("m-sensitivity-speed-up", "Speed-up against M", text, figure, table, used)
 
 
 def monoliths(runs: pd.DataFrame) -> pd.DataFrame:
@@ -180,51 +155,44 @@ def speed_ups(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return compared.assign(speed_up=1 / compared["ratio"])
 
 
-def bubble(found: Sequence[Part]) -> Exhibit | None:
-    """Return the figure of the bubble, measured and by closed form; None if no part has two values of M."""
-    if not found:
-        return None
-    tables = [_table(part, "bubble.measured", WIDE_FRACTION) for part in found]
-    for table in tables:
-        fractions = table["formula"].map(lambda value: str(Fraction(value).limit_denominator(1000)), na_action="ignore")
-        table["as fraction"] = fractions.fillna("")
-        table["measured - formula"] = table["bubble.measured"] - table["formula"]
+def bubble(rows: pd.DataFrame) -> Exhibit:
+    """Return the figure of the bubble, measured and by closed form."""
+    table = _table(rows, "bubble.measured", WIDE_FRACTION)
+    fractions = table["formula"].map(lambda value: str(Fraction(value).limit_denominator(1000)), na_action="ignore")
+    table["as fraction"] = fractions.fillna("")
+    table["measured - formula"] = table["bubble.measured"] - table["formula"]
     key = [looks.dotted("closed form, in the same colour: equal layers, free hops")]
-    figure = _panels(found, tables, "bubble.measured", "bubble, idle / total", key)
+    figure, used = _panels(table, "bubble.measured", "bubble, idle / total", key), rows.drop_duplicates("run_id")
     for axis in figure.axes:
         axis.set_ylim(0, None)
-    text = (
-        f"Idle time over total time of all ranks. Dotted: closed form, {_closed_forms(tables)}. {markers(_rows(found))}"
-    )
-    return Exhibit("m-sensitivity-bubble", "Bubble against M", text, figure, pd.concat(tables), _rows(found))
+    text = f"Idle time over total time of all ranks. Dotted: closed form, {_closed_forms(table)}. {markers(used)}"
+    return Exhibit("m-sensitivity-bubble", "Bubble against M", text, figure, table, used)
 
 
-def _closed_forms(tables: Sequence[pd.DataFrame]) -> str:
+def _closed_forms(table: pd.DataFrame) -> str:
     """Return the closed forms of the bubble that were drawn, each with its schedules."""
     told: dict[str, list[str]] = {}
-    for name in looks.in_order(pd.concat(tables).dropna(subset=["formula"])["schedule"]):
+    for name in looks.in_order(table.dropna(subset=["formula"])["schedule"]):
         told.setdefault(BUBBLES.get(name, "another"), []).append(name)
     forms = ", ".join(f"{form} for {' and '.join(own)}" for form, own in told.items())
     return f"{forms}, with layers of equal cost and free hops"
 
 
-def effective_depth(found: Sequence[Part]) -> Exhibit | None:
+def effective_depth(rows: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the lines T = a + b M through the step times and of the depths a/b + 1."""
-    growing = [part for part in found if part.fixed == "microbatch"]
-    if not growing:
+    rows = rows[rows["fixed"] == "microbatch"]
+    if rows.empty:
         return None
-    values = ["a", "b", "depth", "formula"]
-    tables = [over_launches(pd.DataFrame(_fits(part)), ["schedule"], values) for part in growing]
-    known = [table["depth"].notna().any() for table in tables]
-    layout: dict[str, Any] = {"gridspec_kw": {"width_ratios": [3, 2]}} if any(known) else {}
-    figure, axes = plot.sheet(len(growing), 1 + any(known), **layout)
-    for row, part, fits in zip(axes, growing, tables, strict=True):
-        _step_times(row[0], part, fits)
-        if any(known):
-            _depths(row[1], part, fits)
-    fits = pd.concat(map(_named, growing, tables))
+    fits = _named(over_launches(pd.DataFrame(_fits(rows)), [*PANEL, "schedule"], ["a", "b", "depth", "formula"]))
+    is_known = bool(fits["depth"].notna().any())
+    layout: dict[str, Any] = {"gridspec_kw": {"width_ratios": [3, 2]}} if is_known else {}
+    figure, axes = plot.sheet(fits["panel"].nunique(), 1 + is_known, **layout)
+    for row, (panel, own) in zip(axes, fits.groupby("panel", sort=False), strict=True):
+        _step_times(row[0], rows[rows["panel"] == panel], own)
+        if is_known:
+            _depths(row[1], own)
     legend, title, text = [], "Step time against M", ""
-    if any(known):
+    if is_known:
         legend = [looks.dotted("least-squares line T = a + b M"), looks.thin("K, the number of ranks")]
         title = "T(M) = a + b M"
         text = (
@@ -236,13 +204,13 @@ def effective_depth(found: Sequence[Part]) -> Exhibit | None:
     if fits["depth"].isna().any():
         text += f" {not_fitted('values of M >= K')}"
     plot.legend(figure, legend)
-    caption = f"{text} {markers(_rows(growing))}".strip()
-    return Exhibit("m-sensitivity-depth", title, caption, figure, fits, _rows(growing))
+    used = rows.drop_duplicates("run_id")
+    return Exhibit("m-sensitivity-depth", title, f"{text} {markers(used)}".strip(), figure, fits, used)
 
 
-def _step_times(axis: Axes, part: Part, fits: pd.DataFrame) -> None:
-    times = over_launches(part.rows, POINT, ["step_ms.median"])
-    ends = [0, part.rows["chunks"].max()]
+def _step_times(axis: Axes, rows: pd.DataFrame, fits: pd.DataFrame) -> None:
+    times = over_launches(rows, POINT, ["step_ms.median"])
+    ends = [0, rows["chunks"].max()]
     for name, look in looks.looks(fits["schedule"]).items():
         own = times[times["schedule"] == name]
         plot.points(axis, own, "chunks", "step_ms.median", look._replace(line=""), str(name))
@@ -250,15 +218,15 @@ def _step_times(axis: Axes, part: Part, fits: pd.DataFrame) -> None:
         if not pd.isna(line["depth"]):
             plot.computed(axis, ends, [line["a"] + line["b"] * m for m in ends], look.colour)
     pipelined = times[times["schedule"] != "naive"] if set(times["schedule"]) != {"naive"} else times
-    plot.titled(axis, part.title, plot.CHUNKS, "step time, ms")
+    plot.titled(axis, rows["panel"].iloc[0], plot.CHUNKS, "step time, ms")
     axis.set_ylim(0, 1.2 * pipelined["step_ms.median"].max())
     scales.evenly(axis, times["chunks"])
     axis.set_xlim(0, None)
 
 
-def _depths(axis: Axes, part: Part, fits: pd.DataFrame) -> None:
+def _depths(axis: Axes, fits: pd.DataFrame) -> None:
     """Draw the depth of each line; without lines the panel is left out."""
-    fits = fits.dropna(subset=["depth"])
+    ranks, fits = fits["ranks"].iloc[0], fits.dropna(subset=["depth"])
     if fits.empty:
         axis.remove()
         return
@@ -270,42 +238,40 @@ def _depths(axis: Axes, part: Part, fits: pd.DataFrame) -> None:
         plot.strokes(axis, own["formula"], at)
     scales.name_rows(axis, list(named), 0.9)
     axis.set_xlabel("effective depth, a/b + 1")
-    axis.set_xlim(0, max(part.ranks, fits["depth.high"].max()) + 0.6)
+    axis.set_xlim(0, max(ranks, fits["depth.high"].max()) + 0.6)
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axis.axvline(part.ranks, **looks.THIN)
+    axis.axvline(ranks, **looks.THIN)
 
 
-def _fits(part: Part) -> Iterator[dict[str, Any]]:
-    """Yield the line of each schedule and launch, NaN if it has too few M; `formula` is the depth by closed form."""
-    for (schedule, launch), rows in part.rows.groupby(["schedule", LAUNCH]):
-        rows = rows[rows["chunks"] >= part.ranks]  # with fewer microbatches ZB-H1 has another shape
-        about = {"schedule": schedule, LAUNCH: launch, "disturbed": rows["disturbed"].any()}
-        line = {**about, **dict.fromkeys(("a", "b", "depth", "formula"), float("nan"))}
-        if rows["chunks"].nunique() >= FIT:
-            a, b = least_squares(rows["chunks"], rows["step_ms.median"])
+def _fits(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the line of each panel, schedule and launch, NaN if it has too few M; `formula`: depth by closed form."""
+    keys = [*PANEL, "schedule", LAUNCH]
+    for values, own in rows.groupby(keys):
+        own = own[own["chunks"] >= own["ranks"]]  # with fewer microbatches ZB-H1 has another shape
+        line = {**dict(zip(keys, values, strict=True)), "disturbed": own["disturbed"].any()}
+        line |= dict.fromkeys(("a", "b", "depth", "formula"), float("nan"))
+        if own["chunks"].nunique() >= FIT:
+            a, b = least_squares(own["chunks"], own["step_ms.median"])
             line |= {"a": a, "b": b, "depth": a / b + 1}
-            known = rows.dropna(subset=["bubble.closed_form"])
+            known = own.dropna(subset=["bubble.closed_form"])
             if known["chunks"].nunique() > 1:
                 ideal_a, ideal_b = least_squares(known["chunks"], known["chunks"] / (1 - known["bubble.closed_form"]))
                 line["formula"] = ideal_a / ideal_b + 1
         yield line
 
 
-def memory(found: Sequence[Part]) -> Exhibit | None:
+def memory(rows: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the peak activations on the rank that holds most."""
-    measured = [
-        part._replace(rows=rows.assign(activation_mib=rows["peak_activation_mib"].map(max)))
-        for part in found
-        if not (rows := part.rows.dropna(subset=["peak_activation_mib"])).empty
-    ]
-    if not measured:
+    rows = rows.dropna(subset=["peak_activation_mib"])
+    if rows.empty:
         return None
-    tables = [_table(part, "activation_mib") for part in measured]
-    for table, part in zip(tables, measured, strict=True):
-        table["formula"] = [_law(part, row) for row in records(table)]
-    known = pd.concat(tables)["formula"].notna().any()
-    key = [looks.dotted("closed form: microbatches held, times the bytes of one at M = 1")] if known else []
-    figure = _panels(measured, tables, "activation_mib", "peak activations of a rank, MiB", key)
+    rows = rows.assign(activation_mib=rows["peak_activation_mib"].map(max))
+    table = _table(rows, "activation_mib")
+    needed = rows[["panel", "fixed", *POINT, "peak_activation_mib", "folder"]]  # to pick from all columns takes long
+    table["formula"] = [_law(needed, row) for row in records(table)]
+    key = [looks.dotted("closed form: microbatches held, times the bytes of one at M = 1")]
+    key = key if table["formula"].notna().any() else []
+    figure = _panels(table, "activation_mib", "peak activations of a rank, MiB", key)
     for axis in figure.axes:
         axis.set_ylim(0, None)
     text = (
@@ -314,14 +280,13 @@ def memory(found: Sequence[Part]) -> Exhibit | None:
         "fixed microbatch it grows with M under GPipe and is constant from M = K on under 1F1B; with a fixed batch it "
         "is constant under GPipe and falls under 1F1B."
     )
-    title = "Peak activations against M"
-    return Exhibit("m-sensitivity-memory", title, text, figure, pd.concat(tables), _rows(measured))
+    used = rows.drop_duplicates("run_id")
+    return Exhibit("m-sensitivity-memory", "Peak activations against M", text, figure, table, used)
 
 
-def _law(part: Part, point: dict[str, Any]) -> float:
+def _law(rows: pd.DataFrame, point: dict[str, Any]) -> float:
     """Return the memory of the worst rank in MiB: microbatches held, by closed form, times the size of one."""
-    needed = part.rows[["schedule", "chunks", "peak_activation_mib", "folder"]]  # to pick from all columns takes long
-    own = needed[needed["schedule"] == point["schedule"]]
+    own = rows[(rows["panel"] == point["panel"]) & (rows["schedule"] == point["schedule"])]
     single = own[own["chunks"] == 1]
     if single.empty:
         return float("nan")
@@ -329,44 +294,37 @@ def _law(part: Part, point: dict[str, Any]) -> float:
     held = closed_forms.held_peak(nominal.order(row))
     if held is None:
         return float("nan")
-    size = 1 if part.fixed == "microbatch" else 1 / point["chunks"]
+    size = 1 if row["fixed"] == "microbatch" else 1 / point["chunks"]
     alone = single["peak_activation_mib"].iloc[0]
     peaks: list[float] = [float(number) * mib * size for number, mib in zip(held, alone, strict=True)]
     return max(peaks)
 
 
-def _rows(found: Sequence[Part]) -> pd.DataFrame:
-    return pd.concat([part.rows for part in found]).drop_duplicates("run_id")
+def _table(rows: pd.DataFrame, value: str, floor: float = 0.0) -> pd.DataFrame:
+    """Return a table with one row per panel, schedule and M, and the bubble by closed form in `formula`."""
+    by = [*PANEL, *POINT]
+    formula = rows[[*by, "bubble.closed_form"]].drop_duplicates(by).rename(columns={"bubble.closed_form": "formula"})
+    return _named(over_launches(rows, by, [value], floor).merge(formula.astype({"formula": float}), on=by))
 
 
-def _table(part: Part, value: str, floor: float = 0.0) -> pd.DataFrame:
-    """Return a table with one row per schedule and M, and the bubble by closed form in `formula`."""
-    table = over_launches(part.rows, POINT, [value], floor)
-    formula = part.rows[[*POINT, "bubble.closed_form"]].drop_duplicates(POINT)
-    formula = formula.rename(columns={"bubble.closed_form": "formula"}).astype({"formula": float})
-    return _named(part, table.merge(formula, on=POINT))
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with the title of its panel in the place of the device and of what is fixed."""
+    table.insert(0, "panel", table.pop("panel"))
+    return table.drop(columns=["device", "fixed"])
 
 
-def _named(part: Part, table: pd.DataFrame) -> pd.DataFrame:
-    table.insert(0, "panel", part.title)
-    table.insert(1, "ranks", part.ranks)
-    return table
-
-
-def _panels(
-    found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, label: str, legend: Sequence[Line2D]
-) -> Figure:
+def _panels(table: pd.DataFrame, value: str, label: str, legend: Sequence[Line2D]) -> Figure:
     """Return a figure with one panel per part: `value` over M, one line per schedule, and the closed forms."""
-    figure, axes = plot.panels(len(found))
-    for axis, part, table in zip(axes, found, tables, strict=True):
-        named = looks.looks(table["schedule"])
-        shifted = plot.beside(table, "chunks", "schedule", named)
-        plot.lines(axis, shifted, "chunks", value, "schedule", named, "formula")
-        scales.powers(axis, table["chunks"])
-        plot.titled(axis, part.title, plot.CHUNKS, label)
+    groups = list(table.groupby("panel", sort=False))
+    figure, axes = plot.panels(len(groups))
+    for axis, (panel, own) in zip(axes, groups, strict=True):
+        named = looks.looks(own["schedule"])
+        plot.lines(axis, plot.beside(own, "chunks", "schedule", named), "chunks", value, "schedule", named, "formula")
+        scales.powers(axis, own["chunks"])
+        plot.titled(axis, str(panel), plot.CHUNKS, label)
     plot.legend(figure, legend)
     return figure
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(NAME, exhibits))
+    run(__file__)

@@ -24,9 +24,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.nominal import group_of, is_given
+from analysis.nominal import group_of
 from microp.records import read_spans
-from microp.results import records
+from microp.results import is_missing, records
 from microp.schedule import Action, Op
 from microp.settings import MODELS, Computing
 from microp.simulator import schedule_of
@@ -37,7 +37,7 @@ def boundary_mib(row: dict[str, Any]) -> float:
     """Return the size in MiB of the tensor between two layers of a built-in model, for one microbatch."""
     settings, dtype = group_of(row, "config.model."), row.get("config.dtype")
     model = MODELS[settings["name"]](**settings)
-    computing = Computing(dtype if is_given(dtype) else None)
+    computing = Computing(None if is_missing(dtype) else dtype)
     return float(row["batch_size"] / row["chunks"] * model.hop_bytes(row["partition"], computing) / MIB)
 
 

@@ -17,15 +17,17 @@ import pandas as pd
 
 from microp.job import Workload
 from microp.records import read_schedule
+from microp.results import is_missing
 from microp.schedule import Schedule
 from microp.settings import Checkpointing, EmulatedSettings
 from microp.simulator import Costs, closed_forms, nominal_costs, simulate
 from microp.trace import makespan
 
 
-def emulated(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs on emulated devices, the only ones that have nominal times."""
-    return runs if runs.empty else runs[runs["device"] == "emulated"].reset_index(drop=True)
+def emulated(runs: pd.DataFrame, **columns: str) -> pd.DataFrame:
+    """Return the runs on emulated devices, the only ones that have nominal times; `columns` get shorter names."""
+    runs = runs[runs["device"] == "emulated"].reset_index(drop=True)
+    return runs.assign(**{name: runs[column].astype(float) for name, column in columns.items() if column in runs})
 
 
 def order(row: dict[str, Any]) -> Schedule:
@@ -51,6 +53,12 @@ def costs(row: dict[str, Any], schedule: Schedule) -> Costs:
     return nominal_costs(device, workload, row["batch_size"] / row["replicas"] / row["chunks"])
 
 
+def case(row: dict[str, Any]) -> tuple[Schedule, Costs]:
+    """Return the order of an emulated run and its nominal times."""
+    schedule = order(row)
+    return schedule, costs(row, schedule)
+
+
 def step_ms(schedule: Schedule, given: Costs) -> float:
     """Return the makespan by its closed form, or by simulation if there is none."""
     form = closed_forms.makespan(schedule, given)
@@ -70,11 +78,7 @@ def origin(cases: Iterable[tuple[Schedule, Costs]]) -> str:
     return "; ".join(f"{way} for {', '.join(names)}" for way, names in found.items())
 
 
-def is_given(value: Any) -> bool:
-    """Return whether a row has this value; it is NaN if only other rows have the column."""
-    return isinstance(value, list | str) or not pd.isna(value)
-
-
 def group_of(row: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Return the row's keys of one group of the configuration, without those that only other rows have."""
-    return {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix) and is_given(value)}
+    own = {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
+    return {key: value for key, value in own.items() if not is_missing(value)}

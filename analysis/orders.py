@@ -9,14 +9,14 @@ that to the best of these bounds.
 
 from __future__ import annotations
 
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pandas as pd
 
 from analysis import plot
-from analysis.command import command_parser
+from analysis.command import command_parser, read_report, save
+from analysis.exhibit import Exhibit
 from microp.orders import Problem, lower_bounds, pairs, search, with_solver
 from microp.simulator import Costs
 from microp.system import run_command
@@ -44,18 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--solver", type=float, default=20, help="seconds of CP-SAT in each case; 0: none (default: 20)"
     )
     parser.add_argument("--cases", type=int, default=len(CASES), help="number of cases, from the first (default: all)")
-    parser.add_argument("--report", type=Path, default=Path("outputs/report"), help="folder (default: outputs/report)")
-    options = parser.parse_args(arguments)
+    options, folder = read_report(parser, arguments)
     try:
         rows = [case(seed, options.seconds, options.solver) for seed in range(min(options.cases, len(CASES)))]
     except ValueError as error:  # no OR-Tools
         parser.error(str(error))
     table = pd.DataFrame(rows)
-    options.report.mkdir(parents=True, exist_ok=True)
-    table.to_csv(options.report / "orders.csv", index=False)
-    draw(table).savefig(options.report / "orders.svg")
     print(table.to_string(index=False, float_format="{:.4g}".format))
-    print(f"{options.report / 'orders.csv'}\n{options.report / 'orders.svg'}")
+    save([Exhibit("orders", "Orders over their bounds", "", draw(table), table, table.head(0))], folder)
     return 0
 
 

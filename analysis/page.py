@@ -16,70 +16,54 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from analysis import viewer
-from analysis.exhibit import Exhibit, counted
+from analysis.exhibit import Exhibit, Section, commits, counted, machines
+from microp.records import DISTURBANCES, KILLED, changed_between, command, disturbances
+from microp.results import Store
 
 HERE = Path(__file__).parent
 PIXELS_PER_INCH = 96  # of CSS
+MINUTE = "%Y-%m-%d %H:%M"
 MARKDOWN = re.compile(r"[\\`*\[\]<>|&~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # an underscore in a word is harmless
 
 
-class Section(NamedTuple):
-    """One experiment of the report, or all sweeps of the user's own."""
+def values(store: Store, own: Section, experiments: Sequence[Section], over_all: Sequence[Section]) -> dict[str, Any]:
+    """Return what the templates show: what there is, sections that have something, and what was not run.
 
-    name: str  # that of its module
-    title: str  # its heading
-    answer: str  # what the runs say on the experiment's question; empty if they are too few
-    exhibits: Sequence[Exhibit]  # its figures, the best one first; none if there is nothing to draw
-    missing: Sequence[str]  # the commands of the points that have not been run, or of a sweep that was never started
-    started: bool = True  # whether the sweep was started
-
-
-class Report(NamedTuple):
-    """What the page shows, in its order."""
-
-    overview: str  # what there is, in a few sentences
-    own: Section  # the user's own sweeps
-    experiments: Sequence[Section]  # the sections of the stored sweeps
-    over_all: Sequence[Section]  # the sections that use all runs
-    without_result: Sequence[str]  # the runs that did not finish or cannot be read, one sentence each
-
-    @property
-    def sections(self) -> list[Section]:
-        return [self.own, *self.experiments, *self.over_all]
-
-    def shown(self) -> dict[str, Any]:
-        """Return the values of a template: what has figures, and what has not been run."""
-        return {
-            **self._asdict(),
-            "own": self.own if self.own.exhibits else None,
-            "experiments": [section for section in self.experiments if section.exhibits or section.answer],
-            "over_all": [section for section in self.over_all if section.exhibits],
-            "not_run": [section for section in self.sections if section.missing],
-        }
+    `own` has the user's own sweeps, `experiments` the stored ones; `over_all` are the sections that use all runs.
+    """
+    return {
+        "overview": overview(store),
+        "own": own if own.exhibits else None,
+        "experiments": [section for section in experiments if section.exhibits or section.answer],
+        "over_all": [section for section in over_all if section.exhibits],
+        "not_run": [section for section in (own, *experiments, *over_all) if section.missing],
+        "without_result": without_result(store),
+    }
 
 
-def html(report: Report, folder: Path, runs: pd.DataFrame) -> str:
+def html(values: dict[str, Any], folder: Path, runs: pd.DataFrame) -> str:
     """Return the page; the figures are read back from `folder`, where they have been saved."""
-    exhibits = [exhibit for section in report.sections for exhibit in section.exhibits]
+    shown = [*filter(None, [values["own"]]), *values["experiments"], *values["over_all"]]
     return _render(
         "report.html.j2",
-        pictures={exhibit.stem: _picture(exhibit, folder) for exhibit in exhibits},
+        pictures={exhibit.stem: _picture(exhibit, folder) for section in shown for exhibit in section.exhibits},
         style=(HERE / "report.css").read_text(),
-        **report.shown(),
+        **values,
         **viewer.parts(runs),
     )
 
 
-def markdown(report: Report) -> str:
+def markdown(values: dict[str, Any]) -> str:
     """Return the report as Markdown, for a file in the folder of the figures and tables."""
-    return _render("report.md.j2", **report.shown())
+    return _render("report.md.j2", **values)
 
 
 def _render(template: str, **values: Any) -> str:
@@ -122,3 +106,61 @@ def fenced(lines: Sequence[str]) -> str:
     text = "\n".join(lines)
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     return f"{fence}\n{text}\n{fence}"
+
+
+# --- what there is to report on ---------------------------------------------------------------------
+
+
+def overview(store: Store) -> str:
+    """Return what there is in a few sentences; there is at least one finished run."""
+    runs = store.runs()
+    starts = sorted(map(float, runs["started"]))
+    first, last = (datetime.fromtimestamp(start).strftime(MINUTE) for start in (starts[0], starts[-1]))
+    began = f"at {first}" if first == last else f"from {first} to {last.removeprefix(first.partition(' ')[0] + ' ')}"
+    text = (
+        f"{counted(len(runs), 'finished run')} of {counted(runs['question'].nunique(), 'configuration')}, "
+        f"started {began}. Machine: {machines(runs)}. Commit: {commits(runs)}."
+    )
+    shown = set(runs["run_id"])  # with `--schedule` not all
+    finished = [row for row in store.rows if row["status"] == "finished" and row["run_id"] in shown]
+    return " ".join([text, _disturbed(finished), *_changed_data(finished)])
+
+
+def without_result(store: Store) -> list[str]:
+    """Return the runs that did not finish or cannot be read, one sentence each."""
+    unfinished = [row for row in store.rows if row["status"] != "finished"]
+    again = {
+        point.run_id: command(point.sweep, "hydra.mode=RUN", *point.overrides)
+        for plan in store.plans
+        for point in plan.points
+    }
+    told = []
+    for row in unfinished:
+        message = str(row["message"] or "no message").strip().splitlines()[0]
+        recorded = f" ({counted(row['steps'], 'step')} recorded)" if row["status"] == KILLED else ""
+        remedy = f" (again: {again[row['run_id']]})" if row["run_id"] in again else ""
+        told.append(f"{row['folder']}: {row['status']}{recorded}, {message}{remedy}")
+    return [*told, *store.unreadable]
+
+
+def _changed_data(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return which data were not the same in all launches of a configuration, one sentence per path."""
+    launches: dict[str, list[tuple[str | None, dict[str, Any]]]] = {}
+    for row in rows:
+        launches.setdefault(row["question"], []).append((row["config"]["data"].get("path"), row["env"]))
+    return [f"{text}." for own in launches.values() for text in changed_between(own)]
+
+
+def _disturbed(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how many runs were disturbed, and by what."""
+    found = [{each.kind for each in disturbances(row, row["env"])} for row in rows]
+    number = sum(map(bool, found))
+    if not number:
+        return "No timing is known to have been disturbed."
+    counts = {kind: sum(kind in own for own in found) for kind in DISTURBANCES}
+    parts = [
+        f"{kind.capitalize()}, in {counted(count, 'run')}: {DISTURBANCES[kind]}."
+        for kind, count in counts.items()
+        if count
+    ]
+    return " ".join([f"The timing of {counted(number, 'run')} was disturbed.", *parts])

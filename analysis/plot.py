@@ -29,7 +29,7 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from analysis import fitting
-from analysis.looks import COMPUTED, FRONT, THIN, TOO_WIDE, Look, dotted, in_order, looks
+from analysis.looks import COMPUTED, FRONT, THIN, TOO_WIDE, Look, in_order, looks
 
 Numbers = NDArray[np.floating[Any]]
 STYLE: dict[str, Any] = {
@@ -53,7 +53,6 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.4,
     "lines.markersize": 5,
     "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
-    "savefig.dpi": 200,
     "svg.fonttype": "path",
     "svg.hashsalt": "microp",  # makes the ids in a file the same every time
     "text.hinting": "none",  # so that a text is as wide in a PNG as in an SVG
@@ -155,13 +154,6 @@ def across(axis: Axes, table: pd.DataFrame, value: str, at: Any, look: Look, lab
     hollow(axis, middle, at, table[f"{value}.wide"].to_numpy(dtype=bool), look)
 
 
-def scatter(axis: Axes, table: pd.DataFrame, x: str, y: str, wide: str, look: Look, label: str) -> None:
-    """Draw small markers without a line, hollow where the column `wide` says so."""
-    across, up = (table[name].to_numpy(dtype=float) for name in (x, y))
-    axis.plot(across, up, look.marker, color=look.colour, label=label, markersize=4)
-    hollow(axis, across, up, table[wide].to_numpy(dtype=bool), look, markersize=4)
-
-
 def hollow(axis: Axes, x: Numbers, y: Numbers, wide: NDArray[np.bool_], look: Look, **size: Any) -> None:
     """Draw hollow markers over those that are not to be relied on: disturbed, or with too wide a spread."""
     if wide.any():
@@ -237,19 +229,32 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
                 break
 
 
-def for_each_chunks(table: pd.DataFrame, x: str, y: str, formula: str, names: tuple[str, str], origin: str) -> Figure:
-    """Return a figure with one panel per M and, in each, one line per schedule with what was computed for it.
+def line_panels(
+    groups: Sequence[tuple[str, pd.DataFrame]],
+    x: str,
+    y: str,
+    by: str,
+    names: tuple[str, str],
+    keys: Iterable[Artist],
+    formula: str | None = None,
+    label: str = "{}",
+) -> Figure:
+    """Return a figure with one panel per group, a title and its rows, and in each one line per value of `by`.
 
-    `names` are those of the two axes, with units; `origin` says what the column `formula` is.
+    `names` are those of the two axes, with units; `keys` are for the legend below; `formula`, `label`: see `lines`.
     """
-    chunks = sorted(table["chunks"].unique())
-    figure, axes = panels(len(chunks))
-    named = looks(sorted(table["schedule"].unique()))
-    for axis, number in zip(axes, chunks, strict=True):
-        lines(axis, table[table["chunks"] == number], x, y, "schedule", named, formula)
-        titled(axis, f"M = {number}", *names)
-    legend(figure, [dotted(origin)])
+    figure, axes = panels(len(groups), HEIGHT if len(groups) > 1 else 2.8)  # alone it is as wide as two
+    named = looks(sorted(pd.concat([rows[by] for _, rows in groups]).unique()))
+    for axis, (title, rows) in zip(axes, groups, strict=True):
+        lines(axis, rows, x, y, by, named, formula, label)
+        titled(axis, title, *names)
+    legend(figure, keys)
     return figure
+
+
+def per_chunks(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return the rows of each M, with its name."""
+    return [(f"M = {number}", rows) for number, rows in table.groupby("chunks")]
 
 
 def computed(axis: Axes, x: Iterable[float], y: Iterable[float], colour: Any) -> None:
@@ -272,13 +277,11 @@ def level(axis: Axes, value: float) -> None:
     axis.axhline(value, **THIN)
 
 
-def front(table: pd.DataFrame, x: str, y: str) -> list[Any]:
-    """Return the labels of the rows on the Pareto front, where both `x` and `y` are to be small, by ascending `x`."""
-    best: list[Any] = []
-    for label, row in table.dropna(subset=[x, y]).sort_values([x, y], kind="stable").iterrows():
-        if not best or row[y] < table.at[best[-1], y]:
-            best.append(label)
-    return best
+def on_front(table: pd.DataFrame, by: Sequence[str], x: str, y: str) -> pd.Series[bool]:
+    """Return which rows are on the Pareto front of the rows equal in `by`: no other has both smaller `x` and `y`."""
+    known = table.dropna(subset=[x, y]).sort_values([x, y], kind="stable")
+    least = known.groupby(list(by))[y].transform(lambda values: values.cummin().shift(fill_value=np.inf))
+    return (known[y] < least).reindex(table.index, fill_value=False)
 
 
 def draw_front(axis: Axes, best: pd.DataFrame, x: str, y: str) -> None:

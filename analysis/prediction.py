@@ -12,25 +12,24 @@ estimate that does not know the launch itself cannot be expected to be more accu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 
 from analysis import looks, plot, scales
-from analysis.command import ANY_RUN, main
+from analysis.command import run
 from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.forecasts import BASELINES, FORECASTS, forecasts, of_the_others, summary
 from analysis.varied import differing
 from analysis.words import sentences
 from microp.records import Row, read_some_rows, read_spans, traced_schedule
-from microp.results import Store, records
+from microp.results import records
 from microp.simulator import replay_steps
-from microp.system import run_command
 from microp.trace import makespan
 
 SMALLEST = 0.05  # %: an error below it is drawn as this, as the axis is logarithmic
@@ -38,18 +37,36 @@ CLIPPED = f"errors below {SMALLEST} % are drawn there"
 NOISE = (0, (3, 2))  # the dashes of the noise between launches
 
 
-def exhibits(store: Store) -> list[Exhibit]:
+class Given(NamedTuple):
+    """The runs, and what is known of them."""
+
+    runs: pd.DataFrame
+    replayed: pd.DataFrame  # one row per run: both makespans, the replay's error, the launch's noise
+    forecasts: pd.DataFrame  # one row per configuration that was predicted
+    judged: pd.DataFrame  # their summary
+
+
+def prepared(runs: pd.DataFrame) -> Given:
+    """Return the runs with their replays and their forecasts, of which there may be none."""
+    table = pd.DataFrame([line for row in records(runs) for line in _compare(row)])
+    if not table.empty:
+        table["error"] = table["replayed_ms"] / table["measured_ms"] - 1
+        table["noise"] = table.groupby("question")["measured_ms"].transform(_from_the_others)
+    predicted = forecasts(runs)
+    return Given(runs, table, predicted, predicted if predicted.empty else summary(predicted))
+
+
+def exhibits(given: Given) -> list[Exhibit | None]:
     """Return a figure of the replays of all runs, and one of what was predicted before they ran."""
-    return [*_replayed(store), *_predicted(store)]
+    return [_replayed(given.runs, given.replayed), _predicted(*given)]
 
 
-def answer(store: Store) -> str:
+def answer(given: Given) -> str:
     """Return sentences per kind of computation on the errors of replay and prediction, and on the noise of launches."""
-    table = compared(store)
+    _, table, _, known = given
     if table.empty:
         return ""
     told = [f"replayed from its own actions: {_summary(str(kind), own)}" for kind, own in table.groupby("kind")]
-    _, known = judged_forecasts(store)
     for _, own in known.groupby("kind") if not known.empty else ():
         kinds = {row["forecast"]: row for row in records(own)}
         others = ", ".join(f"{name} {percent(kinds[name]['median'])}" for name in BASELINES if name in kinds)
@@ -58,10 +75,9 @@ def answer(store: Store) -> str:
     return sentences(told)
 
 
-def _replayed(store: Store) -> list[Exhibit]:
-    runs, table = store.runs(), compared(store)
+def _replayed(runs: pd.DataFrame, table: pd.DataFrame) -> Exhibit | None:
     if table.empty:
-        return []
+        return None
     summary = "; ".join(_summary(kind, own) for kind, own in table.groupby("kind"))
     several = table["run_id"].nunique() > 1
     text = (
@@ -75,13 +91,12 @@ def _replayed(store: Store) -> list[Exhibit]:
     keys = {f"config.{key}": key for key in differing(used) if key not in ("chunks", "ranks", "schedule.name")}
     shown = table.merge(used[["run_id", *keys]], on="run_id").rename(columns=keys)
     shown = shown.drop(columns="question").sort_values(["kind", "run_id"])
-    return [Exhibit("replayed-measured", "Replayed against measured", text, _draw(table), shown, used)]
+    return Exhibit("replayed-measured", "Replayed against measured", text, _draw(table), shown, used)
 
 
-def _predicted(store: Store) -> list[Exhibit]:
-    runs, (table, known) = store.runs(), judged_forecasts(store)
+def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: pd.DataFrame) -> Exhibit | None:
     if table.empty:
-        return []
+        return None
     best = [judged(row) for row in records(known[known["forecast"] == "predicted"])]
     text = (
         "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
@@ -108,7 +123,7 @@ def _predicted(store: Store) -> list[Exhibit]:
     plot.titled(axes[1], x="median error, %", own=True)
     plot.legend(figure, [looks.thin("predicted = measured")])
     used = runs[runs["predicted.step_ms"].notna()]
-    return [Exhibit("predicted-measured", "Predicted against measured", text, figure, table, used)]
+    return Exhibit("predicted-measured", "Predicted against measured", text, figure, table, used)
 
 
 def judged(row: dict[str, Any]) -> str:
@@ -124,29 +139,14 @@ def judged(row: dict[str, Any]) -> str:
 def scatter(axis: Axes, table: pd.DataFrame, by: str, measured: str, other: str, what: str) -> None:
     """Draw the column `other` of times in ms over that of the measured ones, with a look for each value of `by`."""
     for name, look in looks.looks(sorted(table[by].unique())).items():
-        plot.scatter(axis, table[table[by] == name], measured, other, "hollow", look, str(name))
+        own = table[table[by] == name]
+        across, up, wide = (own[column].to_numpy() for column in (measured, other, "hollow"))
+        axis.plot(across, up, look.marker, color=look.colour, label=str(name), markersize=4)
+        plot.hollow(axis, across, up, wide.astype(bool), look, markersize=4)
     plot.titled(axis, x=f"measured {what}, ms", y=f"{other.removesuffix('_ms')} {what}, ms", own=True)
     for scale in (axis.xaxis, axis.yaxis):
         scales.logarithmic(scale, [*table[measured], *table[other]])
     axis.plot(axis.get_xlim(), axis.get_xlim(), zorder=1, **looks.THIN)
-
-
-@lru_cache(maxsize=1)  # the figure and the answer need it
-def compared(store: Store) -> pd.DataFrame:
-    """Return a table with one row per run: both makespans, the replay's error, the launch's noise."""
-    table = pd.DataFrame([line for row in records(store.runs()) for line in _compare(row)])
-    if table.empty:
-        return table
-    table["error"] = table["replayed_ms"] / table["measured_ms"] - 1
-    table["noise"] = table.groupby("question")["measured_ms"].transform(_from_the_others)
-    return table
-
-
-@lru_cache(maxsize=1)
-def judged_forecasts(store: Store) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the tables `forecasts` and `summary` of all runs; both are empty if no run was predicted."""
-    table = forecasts(store.runs())
-    return table, table if table.empty else summary(table)
 
 
 def _compare(row: dict[str, Any]) -> Iterator[Row]:
@@ -224,13 +224,11 @@ def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> No
 
 
 def _shares(axis: Axes, values: pd.Series[float], **look: Any) -> None:
-    """Draw the cumulative share of values over their size in percent, at least two markers."""
-    ordered = np.sort(100 * values.abs().to_numpy(dtype=float))
-    if len(ordered):
-        shares = np.arange(1, len(ordered) + 1) / len(ordered)
-        every = max(1, len(ordered) // 7)
-        axis.step(ordered.clip(SMALLEST), shares, where="post", markevery=every, **look)
+    """Draw the cumulative share of values over their size in percent, with some markers."""
+    if not values.empty:
+        every = 1, max(1, len(values) // 7)
+        sns.ecdfplot(x=(100 * values.abs()).clip(lower=SMALLEST), ax=axis, markevery=every, **look)
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("prediction", exhibits, ANY_RUN))
+    run(__file__)

@@ -25,13 +25,12 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
 from analysis import fitting, looks, plot, scales
-from analysis.command import ANY_RUN, main
+from analysis.command import run
 from analysis.exhibit import Exhibit, counted, kind_of, percent
-from analysis.varied import differing, group_of, known, say, say_all, varying
+from analysis.varied import differing, group_of, say, varying
 from analysis.words import sentences
 from microp.records import read_traced_step
-from microp.results import Store, records
-from microp.system import run_command
+from microp.results import is_missing, records
 from microp.trace import DRAWN, KINDS, bubble_fraction, makespan, sheet
 
 PAGE = 8.5  # inches: as many panels are drawn as fit
@@ -61,11 +60,8 @@ LOOKS: dict[str, tuple[str, str, str]] = {  # colour, hatching, name
 assert set(LOOKS) == set(KINDS), "each kind of time has a look"
 
 
-def exhibits(store: Store) -> list[Exhibit]:
-    """Return one figure with one panel per configuration."""
-    runs = typical(store.runs())
-    if runs.empty:
-        return []
+def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
+    """Return one figure with one panel per configuration, and one of schedules on one time axis."""
     found, room = _panels(runs), plot.WIDTH - _beside() - 0.3  # of a title, which begins where the bars do
     heights = [AROUND + LINE + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP) for own in found]
     panels = found[: max(1, int(np.searchsorted(np.cumsum(heights), PAGE)))]
@@ -111,7 +107,7 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
         return []
     first, ranks = own.iloc[0], int(own["ranks"].iloc[0])
     row = max(0.12, min(0.4, (PAGE / len(panels) - 0.7) / ranks))
-    figure, used = sheet(panels, sums=sums, row=row), own[own["schedule"].isin(order)]
+    figure, used = sheet(panels, sums=sums, row=row, width=plot.WIDTH), own[own["schedule"].isin(order)]
     lines = [
         {"schedule": name, "ms": float(makespan(spans)) / 1e6, "bubble": float(bubble_fraction(spans))}
         for name, spans in panels.items()
@@ -125,11 +121,8 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     return [Exhibit("schedule-timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
 
 
-def answer(store: Store) -> str:
+def answer(runs: pd.DataFrame) -> str:
     """Return a sentence per kind of computation: the share of compute over configurations, and the largest rest."""
-    runs = typical(store.runs())
-    if runs.empty:
-        return ""
     return sentences(_largest(kind, own) for kind, own in runs.groupby(runs["device"].map(kind_of)))
 
 
@@ -146,7 +139,7 @@ def _largest(kind: str, runs: pd.DataFrame) -> str:
     )
 
 
-def typical(runs: pd.DataFrame) -> pd.DataFrame:
+def prepared(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the launch with the median step time of each question on several ranks whose time is accounted for."""
     if "time_ms.compute" not in runs:
         return runs.head(0)
@@ -188,13 +181,11 @@ def _titles(panels: Sequence[pd.DataFrame]) -> list[str]:
     """Return the name of each configuration: the usual figures, and what else tells it from the others."""
     rows = pd.DataFrame([own.iloc[0] for own in panels]).drop(columns=[*HOW_LONG], errors="ignore")
     keys = varying(rows.drop(columns=[column for column in rows if str(column).startswith("config.schedule")]))
-    names = {
-        key: say_all(key, rows[f"config.{key}"], max(2, plot.WIDTH / 3)) for key in keys if key not in IN_EVERY_TITLE
-    }
     titles = []
     for row in records(rows):
         again = "" if row["checkpointing"] == "never" else f", recomputation: {row['checkpointing']}"
-        named = [own[str(row[f"config.{key}"])] for key, own in names.items() if known(row[f"config.{key}"])]
+        told = {key: row[f"config.{key}"] for key in keys if key not in IN_EVERY_TITLE}
+        named = [say(key.removesuffix(".name"), value) for key, value in told.items() if not is_missing(value)]
         named += [] if row["place"] == "equal" else [f"layers {row['place']}"]
         more = "".join(f", {name}" for name in named)
         titles.append(f"{row['device']}, {row['model']}, K = {row['ranks']}, M = {row['chunks']}{again}{more}")
@@ -206,7 +197,7 @@ def _bars(rows: pd.DataFrame, keys: list[str]) -> list[str]:
     several = [key for key in keys if rows.groupby("schedule")[f"config.{key}"].nunique(dropna=False).max() > 1]
     named = rows[[f"config.{key}" for key in several]]
     found = [{key.removeprefix("schedule."): row[f"config.{key}"] for key in several} for row in records(named)]
-    told = [[say(key, value) for key, value in own.items() if known(value)] for own in found]
+    told = [[say(key, value) for key, value in own.items() if not is_missing(value)] for own in found]
     return [", ".join([schedule, *own]) for schedule, own in zip(rows["schedule"], told, strict=True)]
 
 
@@ -294,4 +285,4 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main("rank_time", exhibits, ANY_RUN))
+    run(__file__)

@@ -14,22 +14,19 @@ time under every schedule, with every activation kept and with recomputation.
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any
 
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from analysis import looks, nominal, plot, scales
-from analysis.command import main
-from analysis.exhibit import Exhibit, distance, drawn, markers
-from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, not_ranked, sentences, spread, versus
+from analysis.command import run
+from analysis.exhibit import Exhibit, distance, markers
+from analysis.words import TIME, closing, fastest, least_memory, sentences
 from microp.records import LAUNCH, over_launches
-from microp.results import Store, records, worst_rank_mib
+from microp.results import records, worst_rank_mib
 from microp.simulator import simulate
-from microp.system import run_command
 from microp.trace import bubble_fraction
 
-NAME = "schedules"
 NEEDS = "at least two schedules with the same M and checkpointing=never on emulated devices"
 POINT = ["chunks", "checkpointing", "schedule"]
 SHOWN = {
@@ -39,54 +36,34 @@ SHOWN = {
 }
 
 
-def exhibits(store: Store) -> list[Exhibit]:
-    """Return up to two figures of the emulated runs: the schedules side by side, and memory against time."""
-    runs = nominal.emulated(store.runs(NAME))
-    if runs.empty:
-        return []
-    runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
-    runs = runs.assign(activation_kib=[1024 * peak for peak in worst_rank_mib(runs)])
+def prepared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the emulated runs, one row per point and launch, with the peak activations of the worst rank."""
+    runs = nominal.emulated(runs).drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
+    return runs.assign(activation_mib=worst_rank_mib(runs), activation_kib=[1024 * mib for mib in worst_rank_mib(runs)])
+
+
+def exhibits(runs: pd.DataFrame) -> list[Exhibit | None]:
+    """Return up to two figures: the schedules side by side, and memory against time."""
     table = over_launches(runs, POINT, list(SHOWN))
     point = itemgetter(*POINT)
-    expected = {point(row): _expected(row) for row in records(runs)}
-    table[["bubble.formula", "step_ms.formula"]] = [expected[point(row)] for row in records(table)]
-    table["front"] = False
-    for _, own in table.groupby(["chunks", "checkpointing"]):  # a panel of the figure
-        table.loc[plot.front(own, "activation_kib", "step_ms.median"), "front"] = True
-    return drawn([compared(table, runs), pareto(table, runs)], store.missing(NAME))
+    cases = {point(row): nominal.case(row) for row in records(runs)}
+    formulas = {key: (float(bubble_fraction(simulate(*case))), nominal.step_ms(*case)) for key, case in cases.items()}
+    table[["bubble.formula", "step_ms.formula"]] = [formulas[point(row)] for row in records(table)]
+    table["front"] = plot.on_front(table, ["chunks", "checkpointing"], "activation_kib", "step_ms.median")
+    return [compared(table, runs), pareto(table, runs)]
 
 
-def answer(store: Store) -> str:
+def answer(runs: pd.DataFrame) -> str:
     """Return the fastest and the smallest schedule for the largest M with several schedules, without recomputation."""
-    runs = nominal.emulated(store.runs(NAME))
-    if runs.empty:
-        return ""
-    runs = runs[runs["checkpointing"] == "never"].drop_duplicates([*POINT, LAUNCH])
+    runs = runs[runs["checkpointing"] == "never"]
     several = runs.groupby("chunks")["schedule"].nunique()
     if several.empty or several.max() < 2:
         return ""
     chunks = several[several == several.max()].index.max()
-    runs = runs[runs["chunks"] == chunks].assign(activation_mib=lambda rows: worst_rank_mib(rows))
-    table = over_launches(runs, ["schedule"], [TIME, BUBBLE, "activation_mib"]).sort_values([TIME, "schedule"])
-    first, second, last = (records(table)[place] for place in (0, 1, -1))
-    fastest, next_one = (runs[runs["schedule"] == point["schedule"]] for point in (first, second))
-    where = f"of {len(table)} schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
-    if noisy := not_ranked(table, TIME, "ms"):
-        told = f"{where}, {noisy}"
-    else:
-        told = (
-            f"{where}{doubts(table, TIME)}, {first['schedule']} has the shortest step: {spread(first, TIME, 'ms')}, "
-            f"with a bubble of {spread(first, BUBBLE)}; {last['schedule']} has the longest, "
-            f"{spread(last, TIME, 'ms')}; against the next one, "
-            f"{versus(first['schedule'], fastest, second['schedule'], next_one)}"
-        )
-    return sentences([told, *least_memory(table, "schedule"), closing(runs, POINT)])
-
-
-def _expected(row: dict[str, Any]) -> tuple[float, float]:
-    schedule = nominal.order(row)
-    costs = nominal.costs(row, schedule)
-    return float(bubble_fraction(simulate(schedule, costs))), nominal.step_ms(schedule, costs)
+    runs = runs[runs["chunks"] == chunks].assign(point=runs["schedule"])
+    what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
+    told, table = fastest(runs, TIME, "ms per step", what)
+    return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
 
 
 def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
@@ -110,8 +87,7 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     scales.name_rows(axes[0, 0], order)
     plot.legend(figure, [looks.stroke("closed form or simulated, with the device's nominal times")])
     used = runs[runs["checkpointing"].isin(own["checkpointing"])]
-    orders = [(row, nominal.order(row)) for row in records(used.drop_duplicates(POINT))]
-    origin = nominal.origin((schedule, nominal.costs(row, schedule)) for row, schedule in orders)
+    origin = nominal.origin(map(nominal.case, records(used.drop_duplicates(POINT))))
     miss = (own["step_ms.median"] / own["step_ms.formula"] - 1).abs()
     apart = distance(own["step_ms.median"], own["step_ms.formula"])
     text = (
@@ -156,4 +132,4 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(NAME, exhibits))
+    run(__file__)

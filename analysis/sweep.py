@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import looks, plot, scales, words
-from analysis.command import OUTPUTS, add_choices, command_parser, nothing, print_answer, print_missing, save
+from analysis.command import add_schedule, command_parser, nothing, print_answer, print_missing, read_report, save
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import is_numeric, say, varying
-from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, not_ranked, sentences, spread, versus
-from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
+from analysis.words import BUBBLE, TIME, closing, fastest, least_memory, listed, sentences, spread
+from microp.records import WIDE_FRACTION, Plan, over_launches, read_plans
 from microp.results import Store, finished_runs, is_missing, records, unscaled, worst_rank_mib
 from microp.system import run_command
 
@@ -50,7 +50,7 @@ class Axes(NamedTuple):
     column: str | None
 
 
-def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = ()) -> Exhibit:
+def exhibit(runs: pd.DataFrame, stem: str, title: str) -> Exhibit:
     """Return the exhibit of these runs, at least one, over the keys that vary between them."""
     rows = runs.assign(activation_mib=worst_rank_mib(runs))
     for key in varying(runs):
@@ -86,9 +86,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         + (f" {closed}" if table["formula"].notna().any() else "")
         + (f" Drawn: the first {MOST_LINES} of {number} lines; the table has all." if number > MOST_LINES else "")
     )
-    figure = _draw(table, axes)
-    said = answer(rows, keys, say)
-    return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing), said)
+    return Exhibit(stem, title, text, _draw(table, axes), table.drop(columns=points), runs, answer(rows, keys, say))
 
 
 def _same(runs: pd.DataFrame) -> str:
@@ -109,24 +107,7 @@ def answer(
     rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
     same = rows["batch_size"].nunique() == 1
     value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
-    table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
-    told = [f"{spread(records(table)[0], value, unit)}, with a bubble of {spread(records(table)[0], BUBBLE)}"]
-    if len(table) > 1 and (noisy := not_ranked(table, value, unit)):
-        told = [noisy]
-    elif len(table) > 1:
-        calm = table[~table["disturbed"]]  # the others may be slow for another reason
-        left_out = f", without {len(table) - len(calm)} disturbed" if 1 < len(calm) < len(table) else ""
-        calm = calm if len(calm) > 1 else table
-        first, last = (records(calm)[place] for place in (0, -1))
-        told = [
-            f"fastest of {len(calm)} points{left_out}{doubts(calm, value)}: {first['point']} with "
-            f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}; slowest: {last['point']} with "
-            f"{spread(last, value, unit)}"
-        ]
-        near = [rows[rows["point"] == point] for point in calm["point"][:2]]
-        if all(1 < len(own) == own[LAUNCH].nunique() for own in near):  # else runs differ in other keys
-            verdict = versus(first["point"], near[0], calm["point"].iloc[1], near[1], value)
-            told.append(f"the two fastest compared: {verdict}")
+    told, table = fastest(rows, value, unit)
     asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
     if reason := unscaled(asked):
         told = [reason, *_of_equals(rows, value, unit)]
@@ -199,7 +180,7 @@ def of_plan(store: Store, plan: Plan) -> Exhibit | None:
     name = plan.folder.name
     if runs.empty:
         return None
-    made = exhibit(runs, f"sweep-{name}", f"Sweep {name}", store.unfinished(plan.points))
+    made = exhibit(runs, f"sweep-{name}", f"Sweep {name}")
     lost = without_result(store, plan)
     return replace(made, answer=f"{made.answer} {lost}".strip(), caption=f"{made.caption} {lost}".strip())
 
@@ -217,26 +198,24 @@ def main(arguments: list[str] | None = None) -> int:
     """Draw the newest sweep below a folder, or all runs below it if it has no sweep."""
     parser = command_parser("analysis.sweep", main.__doc__)
     parser.add_argument("folder", type=Path, help="outputs/sweeps, one of its folders, or a folder of runs")
-    parser.add_argument(
-        "--report", type=Path, default=OUTPUTS / "report", help="folder for the files (default: outputs/report)"
-    )
-    add_choices(parser)
-    options = parser.parse_args(arguments)
-    plot.use_columns(options.columns)
+    add_schedule(parser)
+    options, folder = read_report(parser, arguments)
+    missing: list[str] = []
     plans, unreadable = read_plans(options.folder)
     for reason in unreadable:
         print(f"left out: {reason}", file=sys.stderr)
     if plans:
-        made = of_plan(Store(plans[-1].folder.resolve().parents[1], options.schedule), plans[-1])
+        store = Store(plans[-1].folder.resolve().parents[1], options.schedule)
+        made, missing = of_plan(store, plans[-1]), store.unfinished(plans[-1].points)
     else:
         runs, name = finished_runs(options.folder), options.folder.resolve().name
         runs = runs[runs["schedule"].isin(options.schedule)] if options.schedule and not runs.empty else runs
         made = None if runs.empty else exhibit(runs, f"sweep-{name}", f"Runs of {options.folder}")
     if made is None:
         parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
-    save([made], options.report)
+    save([made], folder)
     print_answer(made.answer)
-    print_missing(list(made.missing))
+    print_missing(missing)
     return 0
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import plot
-from analysis.command import OUTPUTS, absent, add_columns, command_parser
+from analysis.command import OUTPUTS, absent, command_parser, read_report
 from microp.records import (
     RecordError,
     TracedStep,
@@ -41,7 +41,7 @@ from microp.records import (
 from microp.results import swept
 from microp.schedule import Schedule
 from microp.system import CommandParser, run_command
-from microp.trace import Line, Reduction, Span, figure, perfetto, screen, timeline
+from microp.trace import Reduction, Span, figure, perfetto, screen, timeline
 
 REMEDY = "give a run's id, or a folder below outputs/runs"
 
@@ -55,24 +55,20 @@ def main(arguments: list[str] | None = None) -> int:
         nargs="+",
         help="a run's id, an attempt, or a folder: its newest attempt; several on one time axis",
     )
-    parser.add_argument(
-        "--report", type=Path, default=Path("outputs/report"), help="folder for the files (default: outputs/report)"
-    )
-    add_columns(parser)
-    options = parser.parse_args(arguments)
-    plot.use_columns(options.columns)
+    options, folder = read_report(parser, arguments)
     runs = [_traced(parser, folder) for folder in options.run]
     shown = screen()
-    drawn = _alone(runs[0], shown.columns) if len(runs) == 1 else _together(runs, shown.columns)
-    print(f"{drawn.title}\n{shown.text(drawn.lines)}\n")
+    drawn = _alone(runs[0]) if len(runs) == 1 else _together(runs)
+    lines = timeline(drawn.panels, shown.columns, sums=drawn.sums, **drawn.about)
+    print(f"{drawn.title}\n{shown.text(lines)}\n")
     for name, run in zip(drawn.names, runs, strict=True):
         if (times := run.summary["time_ms"]) is not None:
             replicas = run.summary["replicas"]
             heading = [name] * bool(name) + [f"means over the {replicas} replicas"] * (replicas > 1)
             print(", ".join(heading) + ":\n" * bool(heading) + time_table(times, shown.columns) + "\n")
     print(textwrap.fill(_meanings([run.summary["time_ms"] or {} for run in runs]), shown.columns) + "\n")
-    options.report.mkdir(parents=True, exist_ok=True)
-    path = options.report / drawn.file
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / drawn.file
     files = figure(drawn.panels, drawn.title, path, sums=drawn.sums, width=plot.WIDTH)
     files.append(perfetto(drawn.panels, drawn.schedules, path.with_name(f"{drawn.file}.trace.json")))
     print(files[0], *(file.suffix for file in files[1:-1]))
@@ -94,7 +90,7 @@ class _Run(NamedTuple):
 
 
 class _Drawing(NamedTuple):
-    """What is drawn: panels by their name, and the same as text; `names` are those of the runs, empty for one alone."""
+    """What is drawn: panels by their name, and what `timeline` tells about them; the name of one run alone is empty."""
 
     title: str
     file: str
@@ -102,7 +98,7 @@ class _Drawing(NamedTuple):
     panels: Mapping[str, Sequence[Span]]
     sums: Mapping[str, Sequence[Reduction]]
     schedules: Mapping[str, Schedule]
-    lines: list[Line]
+    about: dict[str, Any]
 
 
 def _traced(parser: CommandParser, folder: Path) -> _Run:
@@ -122,19 +118,18 @@ def _traced(parser: CommandParser, folder: Path) -> _Run:
     return _Run(*traced, step)
 
 
-def _alone(run: _Run, columns: int) -> _Drawing:
+def _alone(run: _Run) -> _Drawing:
     """Return the drawing of a run: its step replayed above measured."""
     attempt, summary, (schedule, panels, sums) = run
     noisy = " (disturbed)" if run.is_disturbed else ""
     clocks = clocks_text(summary)
     title = f"{attempt.parent.name}, {attempt.name}: last measured step{noisy}"
-    predicted, replicas = summary.get("predicted"), summary["replicas"]
-    lines = timeline(panels, columns, sums=sums, predicted=predicted, replicas=replicas, clocks=clocks)
+    about = {"predicted": summary.get("predicted"), "replicas": summary["replicas"], "clocks": clocks}
     schedules, file = dict.fromkeys(panels, schedule), f"timeline-{attempt.parent.name}-{attempt.name}"
-    return _Drawing(f"{title}; {clocks}" if clocks else title, file, [""], panels, sums, schedules, lines)
+    return _Drawing(f"{title}; {clocks}" if clocks else title, file, [""], panels, sums, schedules, about)
 
 
-def _together(runs: Sequence[_Run], columns: int) -> _Drawing:
+def _together(runs: Sequence[_Run]) -> _Drawing:
     """Return the drawing of several runs, measured, one above the other on one time axis."""
     ids = [f"{run.attempt.parent.name}, {run.attempt.name}" for run in runs]
     short = [name.rpartition("-")[0] for name in (run.attempt.parent.name for run in runs)]  # without the hash
@@ -150,7 +145,7 @@ def _together(runs: Sequence[_Run], columns: int) -> _Drawing:
     disturbed = [name for name, run in zip(names, runs, strict=True) if run.is_disturbed]
     noisy = "all" if len(disturbed) == len(runs) else ", ".join(disturbed)
     title = f"{len(runs)} runs on one time axis, the last measured step of each{noisy and f'; disturbed: {noisy}'}"
-    return _Drawing(title, file, names, panels, sums, schedules, timeline(panels, columns, sums=sums))
+    return _Drawing(title, file, names, panels, sums, schedules, {})
 
 
 def newest_traced(folder: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[str]]:
@@ -182,16 +177,10 @@ def _summary(attempt: Path) -> dict[str, Any]:
 def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
     """Return a text table of the step's time in ms, kind -> its time on each rank: a line per rank, a column per kind.
 
-    Columns lie close together if only that fits; kinds that have no room even then stand below, with the ranks again.
+    Columns that have no room stand below, with the ranks again.
     """
     times = pd.DataFrame(time_ms).rename(index="rank {}".format).rename_axis(columns="ms")
     times = times.loc[:, [kind for kind in times if _is_shown(times[kind])]].assign(sum=times.sum(axis="columns"))
-    rows = [(name, *map("{:.2f}".format, own)) for name, *own in times.itertuples()]
-    rows.insert(0, ("ms".ljust(len(rows[-1][0])), *times))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for gap in ("  ", " "):
-        if sum(widths) + len(gap) * (len(widths) - 1) <= columns:
-            return "\n".join(gap.join(map(str.rjust, row, widths)) for row in rows)
     table = times.to_string(float_format="{:.2f}".format, line_width=columns)
     return table.replace("  \\\n", "\n")  # pandas marks a table that goes on below
 

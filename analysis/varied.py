@@ -11,13 +11,11 @@ nothing to do with one another. Who sets such runs side by side has to name both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
 
-from analysis import fitting
 from microp.job import NOT_ASKED
 from microp.records import LAUNCH
 
@@ -57,22 +55,6 @@ def say(key: str, value: Any) -> str:
     """Return the name of a value: `gpipe` for schedule.name, `model.dim=64` for other keys."""
     number = f"{value:g}" if isinstance(value, float) else str(value)
     return number if key.endswith(".name") else f"{key}={number}"
-
-
-def say_all(key: str, values: Iterable[Any], inches: float) -> dict[str, str]:
-    """Return the name of each value, by the value as text; long ones are shortened where all of them are alike."""
-    key = key.removesuffix(".name")
-    names = {str(value): say(key, value) for value in values}
-    long = [text for text, name in names.items() if fitting.width(name) > inches]
-    pairs = zip(min(long), max(long), strict=False) if len(long) > 1 else ()
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    short = {text: f"{key}=…{text[same:]}" if same else names[text] for text in long}
-    return names | {text: fitting.shortened(name, inches) for text, name in short.items()}
-
-
-def known(value: Any) -> bool:
-    """Return whether a run has a value of a key."""
-    return str(value) not in ("nan", "None")
 
 
 def _several(runs: pd.DataFrame) -> list[str]:

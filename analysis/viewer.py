@@ -30,9 +30,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.varied import varying
+from analysis.varied import say, varying
 from microp.records import TracedStep, read_traced_step
-from microp.results import records
+from microp.results import is_missing, records
 from microp.schedule import Schedule
 from microp.trace import COLOURS, INK, NAMES, REDUCTION, Reduction, Span, ends_at, header, shade
 
@@ -63,20 +63,16 @@ def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
     names = _names(first)
     shown: list[tuple[Any, Any, dict[str, Any]]] = []
     room, left_out = MOST_SPANS, 0
-    numbered = enumerate(records(first))
-    for number, row in sorted(numbered, key=lambda each: (each[1]["ranks"] * each[1]["chunks"], each[1]["run_id"])):
+    named = zip(names, records(first), strict=True)
+    for name, row in sorted(named, key=lambda each: (each[1]["ranks"] * each[1]["chunks"], each[1]["run_id"])):
+        read = {**row, "time_ms": True}  # a finished run has all ranks' traces
+        step = read_traced_step(Path(row["folder"]), read) if room >= 0 else None
+        room -= len(step.panels["measured"]) if step else 0
         if room < 0:
             left_out += 1
-            continue
-        step = read_traced_step(Path(row["folder"]), {**row, "time_ms": True})  # a finished run has all ranks' traces
-        if step is None:
-            continue
-        room -= len(step.panels["measured"])
-        if room < 0:
-            left_out += 1
-            continue
-        place = (row["device"], row["model"], row["ranks"], row["schedule"], row["chunks"], names[number])
-        shown.append((place, (row["ranks"] > 1, row.get("started", 0)), _timeline(row, names[number], step)))
+        elif step is not None:
+            place = (row["device"], row["model"], row["ranks"], row["schedule"], row["chunks"], name)
+            shown.append((place, (row["ranks"] > 1, row.get("started", 0)), _timeline(row, name, step)))
     shown.sort(key=lambda each: each[0])
     ordered = [timeline for *_, timeline in shown]
     newest = max(range(len(shown)), key=lambda place: shown[place][1], default=0)
@@ -92,14 +88,9 @@ def _names(runs: pd.DataFrame) -> list[str]:
     for group in same.values():
         keys = varying(runs.iloc[group]) if len(group) > 1 else []
         for number in group:
-            values = ((key, runs[f"config.{key}"].iloc[number]) for key in keys)
-            own = (f", {key}={_text(value)}" for key, value in values if value == value)  # NaN: the run has no such key
-            names[number] += "".join(own)
+            values = {key: runs[f"config.{key}"].iloc[number] for key in keys}
+            names[number] += "".join(f", {say(key, value)}" for key, value in values.items() if not is_missing(value))
     return names
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from microp.records import LAUNCH, RANGE_UP_TO
-from microp.results import compare, launch_times
+from microp.records import LAUNCH, RANGE_UP_TO, over_launches
+from microp.results import compare, launch_times, records
 
 TIME, BUBBLE = "step_ms.median", "bubble.measured"
 KIB_BELOW = 0.1  # MiB
@@ -69,14 +69,6 @@ def doubts(table: pd.DataFrame, value: str) -> str:
     return f" ({told})" if told else ""
 
 
-def not_ranked(table: pd.DataFrame, value: str, unit: str) -> str:
-    """Return a sentence on points that are all disturbed, with the range of their times; empty if one is not."""
-    if not table["disturbed"].all():
-        return ""
-    low, high = (number(each) for each in (table[value].min(), table[value].max()))
-    return f"all {len(table)} points are disturbed, so their times are too noisy to rank: {low} to {high} {unit}"
-
-
 def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, value: str = TIME) -> str:
     """Return which of two points takes less time, in words: of one launch, or if both are disturbed, both times alone.
 
@@ -89,6 +81,35 @@ def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, valu
         return f"{result.sentence(name, other)}{told}"
     first, second = (number(side[value].median()) for side in (rows, others))
     return f"{name} takes {first} ms, against {second} ms for {other}{told}"
+
+
+def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> tuple[list[str], pd.DataFrame]:
+    """Return phrases on the fastest and the slowest of the points that the column `point` names, and a table of them.
+
+    `rows` has one row per launch. Disturbed points may be slow for another reason, and are not ranked beside others.
+    """
+    table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
+    if len(table) == 1:
+        [point] = records(table)
+        return [f"{spread(point, value, unit)}, with a bubble of {spread(point, BUBBLE)}"], table
+    calm = table[~table["disturbed"]]
+    if calm.empty:
+        low, high = (number(each) for each in (table[value].min(), table[value].max()))
+        noisy = f"all {len(table)} {what} are disturbed, so their times are too noisy to rank: {low} to {high} {unit}"
+        return [noisy], table
+    left_out = f", without {len(table) - len(calm)} disturbed" if 1 < len(calm) < len(table) else ""
+    calm = calm if len(calm) > 1 else table
+    first, *_, last = records(calm)
+    told = [
+        f"fastest of {len(calm)} {what}{left_out}{doubts(calm, value)}: {first['point']} with "
+        f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}; slowest: {last['point']} with "
+        f"{spread(last, value, unit)}"
+    ]
+    near = [rows[rows["point"] == point] for point in calm["point"][:2]]
+    if all(1 < len(own) == own[LAUNCH].nunique() for own in near):  # else runs differ in other keys
+        verdict = versus(first["point"], near[0], calm["point"].iloc[1], near[1], value)
+        told.append(f"the two fastest compared: {verdict}")
+    return told, table
 
 
 def least_memory(table: pd.DataFrame, name: str) -> list[str]:

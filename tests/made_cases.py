@@ -7,13 +7,14 @@
 """
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from analysis import sweep
+from analysis.command import section
+from analysis.exhibit import Exhibit, Section
 from microp.records import LAUNCH
 from tests import made_sweeps as runs
 from tests.made_sweeps import Rows
@@ -37,7 +38,7 @@ def panels(name: str) -> list[tuple[str, int]]:
 class Case(NamedTuple):
     """An experiment: what draws it, its runs in two sizes, and the columns by which a part of them is chosen."""
 
-    draw: Callable[[Any], list]
+    draw: Callable[[Any], Section]
     few: Callable[[Path], Rows]
     whole: Callable[[Path], Rows]
     keys: list[str]
@@ -83,10 +84,14 @@ PARTS = {  # name -> a small product of what the sweep varies, in two launches, 
 }
 
 
-def drawing(name: str) -> Callable[[Any], list]:
+def drawing(name: str) -> Callable[[Any], Section]:
     if name == "sweep":
-        return lambda store: [sweep.exhibit(store.runs(), "sweep", "Sweep")]
-    return import_module(f"analysis.{name}").exhibits
+        return lambda store: own_sweep(sweep.exhibit(store.runs(), "sweep", "Sweep"))
+    return lambda store: section(name, store)
+
+
+def own_sweep(exhibit: Exhibit) -> Section:
+    return Section("sweep", exhibit.title, exhibit.answer, [exhibit], [])
 
 
 CASES = {

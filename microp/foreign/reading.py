@@ -224,18 +224,14 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
     offset, world = int(base[1]) if base else 0, int(distributed[2]) if distributed else 0
     # 2. the processes and threads of each rank
     acting = sorted(where for where, own in events.ranges.items() if any(each.mark.op in OPS for each in own))
-    titles = {process: events.called[process, None] or process for process, _ in acting}
-    if not distributed and 1 < len(titles) < len(acting):  # microp's export: each timeline has all ranks
-        chosen = next((each for each in titles if titles[each].startswith("measured")), acting[0][0])
-        said.append(f"it has {len(titles)} timelines: the one called {titles[chosen]!r} is read")
-        acting, titles = [where for where in acting if where[0] == chosen], {chosen: ""}
+    has_processes = len({process for process, _ in acting}) > 1
     parts: dict[int, list[Where]] = {}
     if distributed or len(acting) == 1:
         numbers = _RANK.findall(path.name) or re.findall(r"\d{1,6}", path.name) or [0]
         parts, acting = {int(distributed[1] if distributed else numbers[-1]): list(events.ranges)}, []
     for order, where in enumerate(acting):
         match = _RANK.search(f"{events.called[where]} {events.called[where[0], None]}")
-        own = [each for each in events.ranges if each == where or (each[0] == where[0] and len(titles) > 1)]
+        own = [each for each in events.ranges if each == where or (each[0] == where[0] and has_processes)]
         if parts.setdefault(int(match[1]) if match else order, own) is not own:
             raise TraceError(f"it has two lanes of rank {match[1] if match else order}: keep one")
     # 3. their lanes

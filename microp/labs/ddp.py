@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
     print(f"{'backward ends':16} |{' ' * column(backward)}│")
     last = f"{(end - begin) / 1e6:.1f} ms┘"
     print(f"{'time':16} └0{last:>{width - 2}}")
-    say("▼ a layer's weight gradient is complete: its hook fires   █ a bucket of gradients is summed\n")
+    say("▼ a layer's weight gradient is complete: its hook fires   ... the time since the first of them")
+    say("█ a bucket of gradients is summed\n")
     early, mib = sum(start < backward for start, _ in sums), row["reduced_bytes"] / MIB
     took, waited = row["all_reduce_ms"], row["exposed_ms"]
     say(f"{early} of {len(sums)} sums started before the backward ended; {mib:.1f} MiB in all.")

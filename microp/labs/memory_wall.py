@@ -9,6 +9,7 @@
      24 GB  ██████  a card
 
 A number in float32 takes 4 bytes. GB are 10^9 bytes, as in the specification of a card. A stage has whole layers.
+Another card: `python -m microp.labs 2 card=80`, or `--card 80`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import math
 
 from microp.config import ConfigError, job_of
 from microp.device import probe_layers
-from microp.labs.typed import bar, flags_of, say
+from microp.labs.typed import bar, flags_of, parser_of, say
 from microp.simulator import stage_bytes
-from microp.system import CommandParser, run_command
+from microp.system import run_command
 
 GB = 1e9
 MEASURED_DIM = 256
@@ -34,11 +35,13 @@ def activation_bytes(rows: int, layers: int, dim: float) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the memory that training a model needs, and the number of cards with that memory."""
-    parser = CommandParser(prog="python -m microp.labs.memory_wall", description=main.__doc__)
-    parser.add_argument("--parameters", type=float, default=10e9, help="parameters of the model (default: 1e10)")
-    parser.add_argument("--layers", type=int, default=16, help="layers of the model (default: 16)")
-    parser.add_argument("--rows", type=int, default=256, help="rows of a batch (default: 256)")
-    parser.add_argument("--card", type=float, default=24, help="memory of a card in GB (default: 24, an RTX 4090)")
+    parser, add = (made := parser_of("memory_wall", __doc__)), made.add_argument
+    learned = "the numbers that the model learns, each of 4 bytes (default: 1e10)"
+    add("--parameters", metavar="N", type=float, default=10e9, help=learned)
+    add("--layers", metavar="N", type=int, default=16, help="equal layers that they are divided into (default: 16)")
+    cost = "rows of a batch: for each, every layer keeps its activation until the backward (default: 256)"
+    add("--rows", metavar="N", type=int, default=256, help=cost)
+    add("--card", metavar="GB", type=float, default=24, help="memory of one card (default: 24, as an RTX 4090 has)")
     options = flags_of(parser, arguments)
     for key, value in vars(options).items():
         if not 0 < value < math.inf:

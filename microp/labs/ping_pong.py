@@ -50,8 +50,9 @@ def there_and_back(comms: Comms, nbytes: int) -> float:
 
 def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | None = None) -> str:
     """Send messages over TCP, then through shared memory, and return the times on rank 0 as text."""
-    me = f"rank {comms.rank} is process {os.getpid()}, between {comms.get_prev_rank()} and {comms.get_next_rank()}"
-    who = "; ".join(comms.all_gather(me))
+    around = {"after": comms.get_prev_rank(), "before": comms.get_next_rank()}
+    neighbours = " and ".join(f"{side} rank {rank}" for side, rank in around.items() if rank is not None)
+    who = "; ".join(comms.all_gather(f"rank {comms.rank} is process {os.getpid()}, {neighbours}"))
     mean = comms.all_reduce_mean(torch.tensor([float(comms.rank)])).item()
     tcp = [there_and_back(comms, nbytes) for nbytes in SIZES]
     comms.expect([Message(0, 1, 0, SIZES[-1], 0), Message(1, 0, 0, SIZES[-1], 0)])
@@ -62,7 +63,10 @@ def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | 
     for nbytes, slow, fast in zip(SIZES, tcp, shm, strict=True):
         mib = nbytes / MIB
         text += f"{nbytes / 1024:9.0f}{slow * 1e6:10.0f}{mib / slow:9.0f}{fast * 1e6:20.0f}{mib / fast:9.0f}\n"
-    text += "\nOne way, medians of 20 turns. Latency limits small messages, bandwidth large ones."
+    text += "\nOne way, medians of 20 turns. Latency limits small messages, bandwidth large ones.\n"
+    text += (
+        "The rate falls again where a message is too large for the processor's caches, or other work needs the cores."
+    )
     return text if comms.rank == 0 else ""
 
 

@@ -4,7 +4,7 @@
 
     loss  5.5 ╲                   2 ranks, 1F1B ═ one process: the same numbers
                ╲___
-          2.0      ‾‾‾──────      before: "\\xf1kQ..."    after: "def get_name(self, ..."
+          2.0      ‾‾‾──────      before: "\\xf1kQ..."    after: "def get(..."
               0         steps
 
 The text is the source of Python's own library.
@@ -13,6 +13,7 @@ The text is the source of Python's own library.
 from __future__ import annotations
 
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +23,12 @@ from torch import nn
 
 from microp.config import ConfigError, job_of
 from microp.job import Job
-from microp.labs.typed import bar, flags_of, say
+from microp.labs.typed import bar, flags_of, parser_of, say
 from microp.model import build_model, open_data
 from microp.records import read_rows
-from microp.system import CommandParser, run_command
+from microp.system import run_command
 from microp.terminal import Board
+from microp.trace import screen
 from microp.worker import launch_ranks, monolith
 
 WORDS = (
@@ -81,13 +83,9 @@ def sample(job: Job, model: nn.Module, count: int) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train twice, compare the losses, draw them, and print what the model writes."""
-    parser = CommandParser(prog="python -m microp.labs.train_text", description=main.__doc__)
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=2000,
-        help="over which the learning rate falls (default: 2000, ten minutes)",
-    )
+    parser = parser_of("train_text", __doc__)
+    steps = "over which the learning rate falls (default: 2000, ten minutes)"
+    parser.add_argument("--steps", metavar="N", type=int, default=2000, help=steps)
     parser.add_argument("--folder", type=Path, default=Path("outputs/train_text"), help="for the curve and the text")
     options = flags_of(parser, arguments)
     try:
@@ -115,7 +113,9 @@ def main(arguments: list[str] | None = None) -> int:
     curve = options.folder / "loss.csv"
     curve.write_text("\n".join(["step,pipeline,one_process", *rows, ""]))
     say(f"\n{caption}")
-    print(f"{text}\n{curve}")
+    for line in text.split("\n"):
+        print("\n".join(textwrap.wrap(line, screen().columns, drop_whitespace=False)))
+    print(curve)
     return 0
 
 

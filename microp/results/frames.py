@@ -12,6 +12,7 @@
           folder               the folder of the attempt
           started, message     when it began, in seconds since 1970; why it failed
           disturbed            whether a finished run's timing was disturbed; see `disturbances`
+    recorded             of a `Store`: the row as it was recorded, nested
 
 If a point was planned again (the same overrides in a newer plan of the experiment), only its newer
 run counts, so that rows of an older sweep are not mixed in.
@@ -88,7 +89,9 @@ def finished_runs(folder: Path) -> pd.DataFrame:
 
 
 def _finished(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    frame = _frame([row for row in rows if row["status"] == "finished"])
+    finished: list[Any] = [row for row in rows if row["status"] == "finished"]
+    frame = _frame(finished)
+    frame["recorded"] = finished
     if CLOSED_FORM in frame:  # if no run has one, pandas has no reason to take it for a number
         frame[CLOSED_FORM] = frame[CLOSED_FORM].astype(float)
     return frame

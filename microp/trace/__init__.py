@@ -8,7 +8,7 @@
             └── timeline         as text; drawing: as a figure; perfetto: for ui.perfetto.dev
 """
 
-from microp.trace.drawing import DRAWN, figure, sheet, svg
+from microp.trace.drawing import DRAWN, figure, save, sheet, svg
 from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, UNITS, shade
 from microp.trace.metrics import (
     bubble_fraction,

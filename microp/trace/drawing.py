@@ -14,16 +14,16 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from io import StringIO
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from microp.schedule import Op
 from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, Scale, named, shade
 from microp.trace.metrics import bubble_fraction, makespan
 from microp.trace.reductions import Reduction, ends_at
-from microp.trace.spans import Span
+from microp.trace.spans import Span, may_be_slices
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home folder cannot be written
 
@@ -40,7 +40,6 @@ TEXT: dict[Any, Any] = {
     "font.size": POINTS,
     "axes.titlesize": POINTS,
     "axes.labelsize": POINTS,
-    "figure.titlesize": 10,
     "legend.fontsize": POINTS,
 }
 
@@ -58,22 +57,26 @@ def figure(
 
     Args:
         panels: name -> spans, e.g. `predicted` and `measured`.
+        title: what the files say of themselves; it is not drawn, because what shows a figure has its own heading.
         path: the files' path without an ending, of which each kind in `endings` is written.
         sums: name -> the reductions over the replicas, drawn as thin bars below the actions.
         width: inches, which a narrow column of a paper has fewer of.
     """
     with _style():
-        drawn = sheet(panels, title, scale, sums, width=width)
-        files = [path.with_name(f"{path.name}.{end}") for end in endings]
-        for file in files:  # without dates, so that the same drawing gives the same bytes
-            about = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix)
-            drawn.savefig(file, dpi=200, metadata=about)
+        return save(sheet(panels, scale, sums, width=width), path, endings, title)
+
+
+def save(drawn: Any, path: Path, endings: Sequence[str] = ENDINGS, title: str | None = None) -> list[Path]:
+    """Write a figure as files of these kinds, `path` with their endings, and return them; see `figure`."""
+    files = [path.with_name(f"{path.name}.{end}") for end in endings]
+    for file in files:  # without dates, so that the same drawing gives the same bytes
+        about = {".svg": ("Date", "Creator"), ".pdf": ("CreationDate", "Creator", "Producer")}.get(file.suffix, ())
+        drawn.savefig(file, dpi=200, metadata={**dict.fromkeys(about), **({"Title": title} if title else {})})
     return files
 
 
 def sheet(
     panels: Mapping[str, Sequence[Span]],
-    title: str = "",
     scale: Scale = MILLISECONDS,
     sums: Mapping[str, Sequence[Reduction]] | None = None,
     row: float = 0.4,
@@ -93,9 +96,8 @@ def sheet(
             time, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
             axis.set_title(f"{name}: {time:.1f} {scale.unit}, bubble {bubble:.3f}", loc="left")
         axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
-        if title:
-            drawn.suptitle(title, wrap=True)
-        numbers = any(axis.texts for axis in axes[:, 0])
+        sliced = ", or slices of them" * any(map(may_be_slices, panels.values()))
+        numbers = f"numbers: microbatches{sliced}" * any(axis.texts for axis in axes[:, 0])
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()), numbers)
         drawn.legend(handles=handles, loc="outside lower center", ncols=1 if width < WIDTH else 2, frameon=False)
     return drawn
@@ -110,8 +112,10 @@ def svg(
     """Return the drawing of `figure` as an SVG element, for HTML; empty for more than DRAWN actions."""
     if sum(map(len, panels.values())) > DRAWN:
         return ""
-    with TemporaryDirectory() as folder:
-        text = figure(panels, title, Path(folder) / "drawing", scale, sums, ["svg"])[0].read_text()
+    file = StringIO()
+    with _style():
+        sheet(panels, scale, sums).savefig(file, format="svg", metadata={"Date": None, "Title": title})
+    text = file.getvalue()
     return text[text.index("<svg") :]
 
 
@@ -155,8 +159,8 @@ def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def keys(spans: Sequence[Span], sums: bool = False, numbers: bool = True) -> list[Any]:
-    """Return a legend's entries for what `draw` draws: the ops that occur, and `sums` and `numbers` where there are."""
+def keys(spans: Sequence[Span], sums: bool, numbers: str) -> list[Any]:
+    """Return a legend's entries for what `draw` draws: the ops that occur, `sums`, and what `numbers` are, if any."""
     from matplotlib.patches import Patch
 
     words: dict[str, list[str]] = defaultdict(list)  # by colour
@@ -167,7 +171,7 @@ def keys(spans: Sequence[Span], sums: bool = False, numbers: bool = True) -> lis
         entries.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
     if sums:
         entries.append(Patch(color=REDUCTION, label="sum over the replicas"))
-    return [*entries, *[Patch(color="none", label="3: microbatch or slice 3")] * numbers]
+    return [*entries, *[Patch(color="none", label=numbers)] * bool(numbers)]
 
 
 def _length(spans: Sequence[Span], sums: Sequence[Reduction]) -> Any:

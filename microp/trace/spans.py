@@ -141,6 +141,15 @@ def as_spans(spans: Iterable[Span]) -> Spans:
     return Spans(actions, *(np.array(values, kind) for values in times))
 
 
+def may_be_slices(spans: Iterable[Span]) -> bool:
+    """Return whether microbatches may be divided into slices, which run backward from the last one to the first."""
+    spans = as_spans(spans)
+    back = np.flatnonzero((spans.op == B) | (spans.op == I))
+    back = back[np.argsort(spans.stage[back], kind="stable")]
+    same, falls = np.diff(spans.stage[back]) == 0, np.diff(spans.microbatch[back]) < 0
+    return bool((same & falls).any())
+
+
 def _op_column(ops: Iterable[str]) -> Column:
     # An op is one letter, so the joined letters are a column of bytes.
     letters = np.frombuffer("".join(ops).encode(), np.uint8)

@@ -12,7 +12,7 @@
     rank 0 |F0--F1--···········B0====B1====|
     rank 1 |····F0---F1--B0====B1====······|
            └0 ms     └20       └40       63┘
-    F0-- forward B0== backward · idle, F3: microbatch or slice 3
+    F0-- forward B0== backward · idle, F3: microbatch 3
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from microp.trace.cells import FILL, IDLE, REDUCED, Cells, has_several_stages, m
 from microp.trace.look import MILLISECONDS, NAMES, Scale, tick_step
 from microp.trace.metrics import bubble_fraction, makespan
 from microp.trace.reductions import Reduction
-from microp.trace.spans import Span, Spans, as_spans
+from microp.trace.spans import Span, Spans, as_spans, may_be_slices
 
 Line = list[Cells]
 LEAST = 20  # columns of time, however narrow the terminal
@@ -177,11 +177,9 @@ def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[str | Li
     if REDUCED in marks:
         yield [Cells(REDUCED, "sum"), Cells(" sum over the replicas")]
     if any(char.isdigit() for char in marks):
-        yield (
-            "1F3: stage 1, microbatch or slice 3"
-            if has_several_stages(panels[0].spans)
-            else "F3: microbatch or slice 3"
-        )
+        name = "1F3: stage 1, " if has_several_stages(panels[0].spans) else "F3: "
+        sliced = " (of microbatches in slices: slice 3 of all)" * may_be_slices(panels[0].spans)
+        yield f"{name}microbatch 3{sliced}"
     yield "time: first action's start to last one's end"
     has_longer_sums = any(panel.length > makespan(panel.spans) for panel in panels)
     yield f"bubble: idle / (ranks x time{' without the sums' if has_longer_sums else ''})"

@@ -7,7 +7,7 @@ from drawn import equal
 
 from analysis import sweep
 from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
-from analysis.command import answer_of
+from analysis.command import section
 from analysis.words import versus
 from microp.records import LAUNCH
 from microp.schedule.builders import gpipe, one_f_one_b
@@ -43,7 +43,7 @@ SAID = {  # of `CASES[name].few`, with F = 5 and B = 10 ms, K = 2
         "the heavy rank's work alone would give 0.750, computed from the nominal times",
         "1f1b with a share of 75 %: a step with a heavy first rank is 4.0 % faster than one with a heavy last rank",
     ),
-    "schedules": ("1f1b has the shortest step: 75.0 ms [75.0, 75.0]", "most: gpipe with 4.00 MiB"),
+    "schedules": ("1f1b with 75.0 ms per step [75.0, 75.0]", "most: gpipe with 4.00 MiB"),
     "hop_latency": (
         "A latency of 2 ms per hop makes the time per microbatch longer by 0.00 ms [0.00, 0.00] under gpipe and "
         "2.00 ms [2.00, 2.00] under 1f1b; the closed form 2c(K-1)/K gives 2.00 ms for 1f1b.",
@@ -65,7 +65,7 @@ SAID = {  # of `CASES[name].few`, with F = 5 and B = 10 ms, K = 2
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_answer_has_the_figures_of_the_rows(name, tmp_path):
-    said = answer_of(name, Made(list(CASES[name].few(tmp_path))))
+    said = section(name, Made(list(CASES[name].few(tmp_path)))).answer
     assert [text for text in SAID[name] if text not in said] == [], said
 
 
@@ -79,12 +79,12 @@ def m_runs(folder, few=STEADY, many=STEADY):
 
 
 def test_one_launch_and_launches_that_differ_too_much_have_no_verdict(tmp_path):
-    said = answer_of("m_sensitivity", m_runs(tmp_path, (1.0,), (1.0,)))
+    said = section("m_sensitivity", m_runs(tmp_path, (1.0,), (1.0,))).answer
     assert "goes from 0.750 to 0.273 (closed" in said
     assert "a step with M = 8 takes 165 ms, against 480 ms for one with M = 1." in said
     assert said.endswith(ONE)
     assert [text for text in ("[", "faster") if text in said] == []
-    said = answer_of("m_sensitivity", m_runs(tmp_path, many=(0.6, 4.0, 1.0)))
+    said = section("m_sensitivity", m_runs(tmp_path, many=(0.6, 4.0, 1.0))).answer
     assert "too noisy to say" in said
     assert "more launches each (repeat=3" in said
 
@@ -95,9 +95,9 @@ def test_over_all_runs(tmp_path):
     times |= {"time_ms.compute": [60.0, 80.0], "time_ms.drain": [40.0, 0.0], "time_ms.warmup": [0.0, 20.0]}
     changes = {"question": "one", "config.partition.name": "uniform", **times}
     store = Made(launches(tmp_path, gpipe(2, 4), equal(2, 5, 10), (1.0, 1.1), **changes))
-    said = answer_of("prediction", store)
+    said = section("prediction", store).answer
     assert said.startswith("Replayed from its own actions: emulated, 2 runs: median error 4.5 %")
-    assert answer_of("rank_time", store) == (
+    assert section("rank_time", store).answer == (
         "Emulated, 1 configuration: ranks compute 70 % of a step; the next largest parts are wait: drain (20 %) "
         "and wait: warm-up (10 %)."
     )
@@ -111,7 +111,7 @@ def test_prediction_says_what_was_known_before_the_run(tmp_path):
         predicted = {"predicted.step_ms": factor * float(makespan(simulate(schedule, costs))), "replayed.step_ms": 70.0}
         asked = {"question": str(chunks), "config.device.per": ["row"]}  # actions of fewer rows are shorter
         rows += launches(tmp_path, schedule, costs, (1.0,), **asked, **predicted)
-    said = answer_of("prediction", Made(rows))
+    said = section("prediction", Made(rows)).answer
     assert (
         "Predicted before the run: emulated, 2 configurations: median error 5.0 %, 90 % within 9.0 %, bias +5.0 %, "
         "Kendall's tau 1.00, regret of the plan chosen 0.0 %; median error of the baselines: closed bubble 0.0 %, "
@@ -179,11 +179,11 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
 
 @pytest.mark.parametrize("name", [*EXPERIMENTS, *OVER_ALL_RUNS])
 def test_without_runs_there_is_no_answer_and_with_too_few_it_says_what_is_missing(name, tmp_path):
-    assert answer_of(name, Made([])) == ""
+    assert section(name, Made([])).answer == ""
     if name in EXPERIMENTS:
         row = run(tmp_path, gpipe(2, 4), equal(2, 5, 10), device="cpu", sync="ddp")
         row |= {"config.sync.all_reduce": "auto", "config.model.name": "mlp", "config.model.layers": 8}
-        said = answer_of(name, Made([row]))
+        said = section(name, Made([row])).answer
         assert said.startswith("The finished runs do not answer the question yet: it needs ")
         assert said.endswith(f". `python -m microp.run -cn {name}` runs what is missing.")
 

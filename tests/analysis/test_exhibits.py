@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import engine_speed, m_sensitivity, plot, prediction, rank_time, sweep
+from analysis import engine_speed, plot, prediction, rank_time, sweep
+from analysis.command import section
 from analysis.exhibit import markers
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
 from analysis.timeline import time_table
@@ -29,7 +30,7 @@ def made_up(folder: Path, slowest: float = 1.0) -> Made:
 
 
 def drawn_m(store: Made) -> dict:
-    return by_stem(m_sensitivity.exhibits(store))
+    return by_stem(section("m_sensitivity", store).exhibits)
 
 
 def hollow(axes) -> list[float]:
@@ -84,7 +85,7 @@ def test_a_sweep_says_what_is_the_same_in_all_its_runs(tmp_path):
 
 
 def test_prediction_and_noise(outputs):
-    [exhibit] = prediction.exhibits(Store(outputs))
+    [exhibit] = section("prediction", Store(outputs)).exhibits
     table = exhibit.table
     assert len(table) == 8
     assert (table["error"] - (table["replayed_ms"] / table["measured_ms"] - 1)).abs().max() < 1e-12
@@ -111,7 +112,7 @@ def test_engine_speed_is_the_median_over_launches_and_says_where_torch_is_not(tm
             ratios = dict(zip(engine_speed.RATIOS, (over, torch, torch / over), strict=True))
             more = {LAUNCH: launch, "config.engine.batch_weights": together, "comms": "shm", **ratios}
             rows.append(made(tmp_path, name, 8, 4, question=f"{name}-{together}", **more))
-    [exhibit] = engine_speed.exhibits(Made(rows))
+    [exhibit] = section("engine_speed", Made(rows)).exhibits
     table = exhibit.table.set_index("schedule")
     assert table["launches"].to_dict() == {"gpipe": 3, "zb_h1": 3, "zb_h1, W together": 3}
     assert table.loc["gpipe", "microp over the limit"] == pytest.approx(1.02)
@@ -121,7 +122,7 @@ def test_engine_speed_is_the_median_over_launches_and_says_where_torch_is_not(tm
 
 def test_rank_time_adds_up(outputs):
     """Every rank's times add up to the step's wall time, the same on both ranks."""
-    exhibit, timelines = rank_time.exhibits(Store(outputs))
+    exhibit, timelines = section("rank_time", Store(outputs)).exhibits
     times = [column for column in exhibit.table.columns if column.endswith("_ms")]
     sums = exhibit.table.assign(total=exhibit.table[times].sum(axis=1)).groupby("run_id")["total"]
     assert len(sums) == 4
@@ -147,7 +148,7 @@ def drawn(rows: list[dict]) -> tuple[dict[str, list[str]], rank_time.Exhibit]:
     """The names of the bars in each panel, by the panel's title on one line."""
     for number, row in enumerate(rows):
         row.update({"question": str(number), LAUNCH: 0})
-    exhibit = rank_time.exhibits(Made(rows))[0]
+    exhibit = section("rank_time", Made(rows)).exhibits[0]
     panels = {
         axis.get_title(loc="left").replace("\n", " "): [label.get_text() for label in axis.get_yticklabels()]
         for axis in exhibit.figure.axes
@@ -164,7 +165,7 @@ def test_every_key_in_which_runs_differ_is_named(tmp_path):
     rows += [made(tmp_path, "gpipe", 8, **{**usual, key: values[1]}) for key, values in others.items()]
     panels, exhibit = drawn(rows)
     assert sorted(panels.values()) == [["gpipe"]] * 4 + [["gpipe", "1f1b"]]
-    for told in ("engine=torch", "data.path=…2/of", "learning_rate=0.2", "model.dim=128"):
+    for told in ("engine=torch", "data.path=/home/somebody/a/folder/2/of", "learning_rate=0.2", "model.dim=128"):
         assert sum(told in title.replace(" ", "") for title in panels) == 1
     assert {"engine.name", "learning_rate", "model.dim", "data.path"} <= set(exhibit.table)
 
@@ -180,7 +181,7 @@ def test_a_panels_title_and_the_names_of_bars_have_what_tells_them_from_the_othe
     assert sorted(shown) == ["emulated, mlp, K = 2, M = 4", "emulated, mlp, K = 2, M = 8"]
     assert ["disturbed" in name for _, name in sorted(shown.items())] == [False, True]
     rows = [made(tmp_path, "gpipe", 8, latency=latency, question=str(latency)) for latency in (0, 2)]
-    [exhibit] = prediction.exhibits(Made(rows))  # so has the table of replays
+    [exhibit] = section("prediction", Made(rows)).exhibits  # so has the table of replays
     assert sorted(exhibit.table["device.latency_ms"]) == [0, 2]
 
 

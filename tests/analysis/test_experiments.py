@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from drawn import equal
 
-from analysis import checkpoint_overhead, gradient_sync, hop_latency, hybrid, nominal, partition_skew, schedules
+from analysis import checkpoint_overhead, nominal
+from analysis.command import section
 from analysis.gradient_sync import MIB
 from analysis.memory_law import boundary_mib, laws, peak_of
 from microp.records import LAUNCH, RecordError, write_schedule
@@ -49,7 +50,7 @@ def checkpointed(tmp_path):
 
 def test_the_penalty_is_the_one_simulated(checkpointed, tmp_path):
     """T = 15 and with recomputation 20: a third more, whatever M; the slow launch is compared with itself."""
-    exhibits = checkpoint_overhead.exhibits(checkpointed)
+    exhibits = section("checkpoint_overhead", checkpointed).exhibits
     table = by_stem(exhibits)["checkpoint-overhead-penalty"].table
     assert len(table) == 8
     assert table["ratio"].tolist() == pytest.approx([4 / 3] * 8)
@@ -93,7 +94,7 @@ def test_a_boundary_has_the_models_shape():
 def test_a_heavy_first_stage_is_cheaper_under_1f1b_alone_and_throughput_is_as_computed(tmp_path):
     """Four ranks; half of the layers on the first or the last, or as many on each."""
     rows = skew_runs(tmp_path, [("emulated", 4)], (0.25, 0.5), (0, 3), launches=(0,))
-    exhibits = partition_skew.exhibits(Made(list(rows)))
+    exhibits = section("partition_skew", Made(list(rows))).exhibits
     saves(exhibits, tmp_path / "report")
     tables = {stem: exhibit.table for stem, exhibit in by_stem(exhibits).items()}
     table = tables["partition-skew-position"]
@@ -112,7 +113,7 @@ def test_the_front_has_what_nothing_beats(tmp_path):
     """1F1B is as fast as GPipe and holds less, ZB-H1 is faster and holds no more than 1F1B's first rank."""
     names = ("gpipe", "1f1b", "zb_h1", "naive")
     rows = schedule_runs(tmp_path, names, (8,), ("never",), ("emulated",), ranks=4, launches=(0,))
-    exhibits = schedules.exhibits(Made(list(rows)))
+    exhibits = section("schedules", Made(list(rows))).exhibits
     saves(exhibits, tmp_path / "report")
     table = by_stem(exhibits)["schedules-pareto"].table.set_index("schedule")
     assert table["step_ms.median"].tolist() == pytest.approx(table["step_ms.formula"].tolist())
@@ -137,7 +138,7 @@ def test_a_row_s_schedule_is_the_recorded_one_with_its_keys(schedule, tmp_path):
 def test_the_slopes_differ_by_the_formula(tmp_path):
     """K = 4: 1F1B pays 1.5 c a microbatch for its hops, the others nothing."""
     rows = latency_runs(tmp_path, ("gpipe", "1f1b", "eager_1f1b"), (8, 16, 32), ranks=4, launches=(0,))
-    exhibits = hop_latency.exhibits(Made(list(rows)))
+    exhibits = section("hop_latency", Made(list(rows))).exhibits
     saves(exhibits, tmp_path / "report")
     found = by_stem(exhibits)
     times = found["hop-latency-step-time"].table
@@ -161,7 +162,7 @@ def test_every_part_has_its_figure(tmp_path):
         row["samples_per_s"] = 250 * row["replicas"] * 0.95 ** (row["replicas"] - 1)
         if row["replicas"] > 1 and row["config.sync.all_reduce"] == "ring":
             row["reduction.all_reduce_ms"] = ring_ms(row["replicas"], row["reduction.reduced_bytes"] / MIB)
-    found = by_stem(gradient_sync.exhibits(Made(rows)))
+    found = by_stem(section("gradient_sync", Made(rows)).exhibits)
     assert list(found) == [f"gradient-sync-{name}" for name in ("ways", "buckets", "ring", "scaling")]
     saves(list(found.values()), tmp_path / "report")
     assert "0.900 [0.900, 0.900] at width 512; both move the same bytes" in found["gradient-sync-ways"].caption
@@ -190,7 +191,7 @@ def test_a_hybrid_is_as_simulated(tmp_path):
             lines = [json.dumps(each) for each, s in zip(sums, taken, strict=True) if s.rank == rank]
             Path(row["folder"], f"reductions.rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
         rows.append(row)
-    step, lines = hybrid.exhibits(Made(rows))
+    step, lines = section("hybrid", Made(rows)).exhibits
     assert step.table["measured / simulated"].tolist() == [1] * 4
     assert len(lines.table) == 8  # four ranks of two schedules
     assert (lines.table["to_ms"] - lines.table["from_ms"]).tolist() == pytest.approx([20.0] * 8)

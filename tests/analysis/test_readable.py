@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import hop_latency, looks, m_sensitivity, partition_skew, rank_time, sweep
-from analysis.command import answer_of
+from analysis import looks, sweep
+from analysis.command import section
 from microp.records import LAUNCH
 from tests.boxes import unreadable
 from tests.made_cases import CASES
@@ -25,9 +25,9 @@ def test_every_figure_can_be_read(experiment, tmp_path, whole):
     few = list(case.few(folders[0]))
     kinds = pd.DataFrame(few).groupby(case.keys[0], dropna=False).head(1).index
     drawn = [case.draw(Made(list(case.whole(folders[1])))), *(case.draw(Made([few[index]])) for index in kinds)]
-    assert drawn[0]
-    for exhibits in [*drawn, case.draw(Made(few))] if whole else drawn:
-        assert unreadable(exhibits) == []
+    assert drawn[0].exhibits
+    for each in [*drawn, case.draw(Made(few))] if whole else drawn:
+        assert unreadable(each.exhibits) == []
 
 
 LONG = "a_schedule_whose_name_is_far_longer_than_a_panel_of_a_figure"
@@ -75,7 +75,7 @@ def test_any_number_of_schedules_and_ranks_can_be_read(number, ranks, tmp_path):
     )
     rows = list(schedule_runs(tmp_path, names, (16,), devices=("emulated",), ranks=ranks, launches=(0,)))
     for experiment in ("schedules", "rank_time"):
-        assert unreadable(CASES[experiment].draw(Made(rows))) == []
+        assert unreadable(CASES[experiment].draw(Made(rows)).exhibits) == []
 
 
 def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
@@ -84,7 +84,7 @@ def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
         made(tmp_path, name, 4, **{"time_ms.compute": [3.0, 6.0], LAUNCH: 0, "device": "cpu"})
         for name in ("1f1b", "gpipe")
     ]
-    exhibit = rank_time.exhibits(Made(rows))[0]
+    exhibit = section("rank_time", Made(rows)).exhibits[0]
     [axis] = exhibit.figure.axes
     names = [label.get_text().split(",")[0] for label in axis.get_yticklabels()]
     assert names == ["gpipe", "1f1b"]
@@ -114,31 +114,26 @@ def parts_of(rows: list[dict], keys: list[str], whole: bool):
         seen.add(ids)
 
 
-def said_of(experiment: str, store: Made, found: list) -> str:
-    """The answer beside the figures; a sweep of a user's own has it in its exhibit."""
-    return found[0].answer if experiment == "sweep" else answer_of(experiment, store)
-
-
 @pytest.mark.parametrize("experiment", CASES)
 def test_every_part_of_a_sweep_is_drawn_or_left_out(experiment, tmp_path, whole):
     draw, few, _, keys = CASES[experiment]
     (tmp_path / "runs").mkdir()
     rows = list(few(tmp_path / "runs"))
     every = draw(Made(rows))
-    stems = {exhibit.stem for exhibit in every}
+    stems = {exhibit.stem for exhibit in every.exhibits}
     assert stems
-    assert said_of(experiment, Made(rows), every)
+    assert every.answer
     smallest: list = []
     for name, part in [
         *parts_of(rows, keys, whole),
         *((f"run {row['run_id']}", [row]) for row in rows[:: len(rows) // (3 if whole else 2)]),
     ]:
         try:
-            found = draw(Made(pd.DataFrame(part)))
+            found, said = (made := draw(Made(pd.DataFrame(part)))).exhibits, made.answer
         except Exception as error:
             raise AssertionError(f"{experiment} with only {name}: {error!r}") from error
         assert {exhibit.stem for exhibit in found} <= stems
-        assert "nan" not in (said := said_of(experiment, Made(pd.DataFrame(part)), found)), said
+        assert "nan" not in said, said
         assert not any(exhibit.table.empty for exhibit in found), name
         smallest = found if len(part) == 1 else smallest
     saves(smallest, tmp_path / "report")
@@ -146,10 +141,10 @@ def test_every_part_of_a_sweep_is_drawn_or_left_out(experiment, tmp_path, whole)
 
 def test_nothing_is_drawn_against_one_number_of_microbatches_one_latency_or_one_position(tmp_path):
     rows = [made(tmp_path, name, 4, **{"config.device.per": ["row"], LAUNCH: 0}) for name in ("gpipe", "1f1b")]
-    assert m_sensitivity.exhibits(Made(rows)) == []
+    assert section("m_sensitivity", Made(rows)).exhibits == []
     rows = [made(tmp_path, "gpipe", chunks, latency=0) for chunks in (4, 8)]
-    assert [exhibit.stem for exhibit in hop_latency.exhibits(Made(rows))] == ["hop-latency-step-time"]
+    assert [exhibit.stem for exhibit in section("hop_latency", Made(rows)).exhibits] == ["hop-latency-step-time"]
     skewed = {"config.partition.rank": 1.0, "config.partition.share": 0.75, "config.device.per": ["layer"]}
     rows = [made(tmp_path, "gpipe", 4, partition=[1, 3], **skewed)]
-    stems = [exhibit.stem for exhibit in partition_skew.exhibits(Made(rows))]
+    stems = [exhibit.stem for exhibit in section("partition_skew", Made(rows)).exhibits]
     assert stems == ["partition-skew-throughput", "partition-skew-utilisation"]

@@ -12,12 +12,12 @@ from drawn import equal
 from made_up import run
 
 from analysis import __main__ as report
-from analysis.page import Report, Section, html
+from analysis.page import html
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 DESKTOP = {"viewport": {"width": 1280, "height": 600}}
-EMPTY = Report("", Section("own-sweeps", "", "", [], []), [], [], [])  # with timelines alone
+EMPTY = {"overview": "", "own": None, **{key: [] for key in ("experiments", "over_all", "not_run", "without_result")}}
 NASTY = "</script><img src=x onerror='document.title=1'>"
 
 

@@ -12,7 +12,7 @@ from stored import amend, spoil
 
 import microp
 from analysis import __main__ as report
-from analysis import overview, timeline
+from analysis import page, timeline
 from microp import runs, tracking
 from microp.commands.interface import Run
 from microp.points import planned
@@ -81,7 +81,7 @@ def test_load_runs_leaves_them_out_and_lists_them(made):
 def test_the_report_lists_them(made):
     store = Store(made)
     assert store.runs()["run_id"].tolist() == [good_run(made).name]
-    told = [reason for reason in overview.without_result(store) if "/sweeps/" not in reason]
+    told = [reason for reason in page.without_result(store) if "/sweeps/" not in reason]
     assert named(told) == files(made)
     plans = [reason for reason in store.unreadable if "/sweeps/" in reason]
     assert len(plans) == len(DAMAGES) - 1  # without the one that is missing

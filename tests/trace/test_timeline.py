@@ -14,7 +14,7 @@ from random_schedules import random_cases
 from rich.console import Console
 
 from microp.schedule import Schedule
-from microp.schedule.builders import gpipe, interleaved, zb_v
+from microp.schedule.builders import Drain, gpipe, interleaved, zb_v
 from microp.simulator import Costs, for_stages, simulate
 from microp.trace import MILLISECONDS, UNITS, Reduction, Span, plain, reductions, screen, timeline
 from microp.trace.cells import FILL, IDLE, REDUCED
@@ -45,7 +45,7 @@ def test_a_timeline():
         "        └0        └10       └20     30┘",
         "simulated: with the given costs",
         "F-- forward   B== backward   · idle",
-        "F3: microbatch or slice 3",
+        "F3: microbatch 3",
         "time: first action's start to last",
         "one's end",
         "bubble: idle / (ranks x time)",
@@ -88,7 +88,9 @@ def test_only_the_header_tells_of_a_panel_that_is_not_drawn_and_of_a_prediction(
 def test_a_stage_is_named_where_a_rank_holds_several():
     lines = drawn(simulate(interleaved(2, 2), equal(4, 4, 8)), columns=9 + 60)
     assert rank_rows(lines)[0].startswith("0F0-0F1-2F0-2F1-")
-    assert "1F3: stage 1, microbatch or slice 3" in "\n".join(lines)
+    assert "1F3: stage 1, microbatch 3\n" in "\n".join(lines)
+    lines = drawn(simulate(gpipe(2, 2, Drain.lifo), equal(2, 4, 6)), columns=120)
+    assert "F3: microbatch 3 (of microbatches in slices: slice 3 of all)" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 11])
