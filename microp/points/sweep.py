@@ -59,7 +59,7 @@ from microp.records import (
 from microp.results import PointRow, read_point, unscaled, write_table
 from microp.settings import SlurmSettings
 from microp.system import is_joined, override, redact_words
-from microp.terminal import console, show_runs, step_drawing
+from microp.terminal import console, show_runs, show_step
 
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
 PREDICTED = 100  # points of a sweep of which the time is predicted: a prediction takes some hundredths of a second
@@ -199,7 +199,7 @@ class SweepCallback(PointsCallback):
         self._add_chosen()
         rows = self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) == 1:
-            step_drawing.show(rows[0].folder, rows[0].summary)
+            show_step(rows[0].folder, rows[0].summary)
         done = [row for row in rows if row.summary["status"] == "finished"]
         sweep = (experiment_of(config.hydra.job.config_name) or "") if self._plan else None
         print_next_commands(Path(config.output_dir), self._tracking.reachable(), done, sweep)

@@ -11,7 +11,7 @@ from user import until
 from microp.records import TracedStep
 from microp.schedule.builders import gpipe
 from microp.simulator import for_stages, simulate
-from microp.terminal import Board, progress, step_drawing
+from microp.terminal import Board, progress, run_table
 
 SUMMARY = {"status": "finished", "ranks": 2, "replicas": 1, "actions": 2 * 2 * 2 * 10, "steps": 10}
 
@@ -22,12 +22,12 @@ def step(monkeypatch):
     schedule = gpipe(2, 2)
     spans = simulate(schedule, for_stages(2, forward=4_000_000, backward=6_000_000))
     found = TracedStep(schedule, {"replayed": spans, "measured": spans}, {})
-    monkeypatch.setattr(step_drawing, "read_traced_step", lambda folder, summary: found)
+    monkeypatch.setattr(run_table, "read_traced_step", lambda folder, summary: found)
     monkeypatch.setenv("COLUMNS", "39")
 
 
 def shown(capsys, **changes) -> list[str]:
-    step_drawing.show(Path("nowhere"), {**SUMMARY, **changes})
+    run_table.show_step(Path("nowhere"), {**SUMMARY, **changes})
     return capsys.readouterr().out.splitlines()
 
 
