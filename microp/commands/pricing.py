@@ -22,10 +22,9 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from microp import trace
-from microp.config import Config, PricingJob, SimulateConfig, layer_memory, make_pricing_job, plain, read_config
+from microp.config import Config, PricingJob, SimulateConfig, make_pricing_job, order_peaks, plain, read_config
 from microp.job import run_id
 from microp.points import Point, PointsCallback, run_app
-from microp.profiling import peak_memory_mib
 from microp.results import asked, same, spans_frame
 from microp.schedule import spread, to_text, to_torch_csv
 from microp.simulator import Simulated, closed_forms, critical_path, simulate
@@ -150,15 +149,11 @@ def _memory(job: PricingJob) -> list[float] | None:
     if job.workload is None or config.model.slice_problems(job.schedule.slices):
         return None
     try:
-        rows = sum(job.workload.rows) / len(job.workload.rows)
-        layers = layer_memory(
-            config.model, rows, bool(job.schedule.input_gradients), config.computing, job.schedule.slices
-        )
+        rows = spread(config.batch_size, config.replicas)[0]
+        return order_peaks(config.model, config.computing, job.workload, rows)
     except ValueError as error:
         console.warn(str(error))
         return None
-    batch = config.model.batch_bytes(spread(config.batch_size, config.replicas)[0])
-    return peak_memory_mib(job.workload, layers, batch)
 
 
 def _plain(value: Any) -> Any:

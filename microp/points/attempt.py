@@ -46,14 +46,12 @@ from microp.points.next_commands import print_resume
 from microp.records import (
     DIVERGED,
     RUNNING,
-    WriteError,
     changed_while,
     in_a_line,
     in_words,
     load_average,
     new_attempt,
     read_errors,
-    room_needed,
     snapshots,
     summarise,
     this_process,
@@ -61,7 +59,7 @@ from microp.records import (
     write_schedule,
     write_text,
 )
-from microp.system import places, processor, redact_words, server, size_text
+from microp.system import places, processor, redact_words, server
 from microp.terminal import console
 from microp.worker import DivergedRunError, RankError
 
@@ -148,9 +146,6 @@ class Attempt:
         """Record an error outside of the ranks, as far as the disk allows."""
         state, message = "failed", None
         if isinstance(error, OSError):
-            full = isinstance(error, WriteError) and error.no_room
-            if full and (rest := room_needed(self.folder, len(list(self._job.phases())))):  # 0 before the first row
-                error.args = (f"{error}; the rows that are missing take about {size_text(rest)}",)
             message = in_a_line(error)
         elif isinstance(error, Exception):
             message = f"outside of the ranks: {in_words(error)}"

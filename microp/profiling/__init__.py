@@ -28,4 +28,4 @@ from microp.profiling.profile import (
     read_plain,
     to_plain,
 )
-from microp.profiling.samples import BACKWARD, FEWEST, FULL, USUAL, WEIGHT, Case, Sample, between, samples_of
+from microp.profiling.samples import FEWEST, USUAL, Case, Sample, between, samples_of

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,6 @@ from microp.results import (
     SelectionError,
     column_named,
     find,
-    is_missing,
     nothing_found,
     read_groups,
     recorded_point,
@@ -141,10 +139,7 @@ def _read_options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _write_csv(rows: pd.DataFrame) -> None:
     """Write rows to standard output; lists are written as JSON."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(rows.columns)
-    for row in rows.itertuples(index=False, name=None):
-        writer.writerow(json.dumps(v) if isinstance(v, list) else "" if is_missing(v) else v for v in row)
+    rows.map(lambda value: json.dumps(value) if isinstance(value, list) else value).to_csv(sys.stdout, index=False)
 
 
 def show_list(runs: Runs, names: Sequence[str], limit: int) -> None:
