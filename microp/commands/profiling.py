@@ -2,11 +2,23 @@
 
 ::
 
-    profile_cases ──► ranks ──► times of actions ──► fit ──► Profile
+    make_cases ──► ranks ──► times of actions ──► fit ──► Profile
+
+    together   ranks that all compute: 7 orders and partitions x up to 6 numbers of microbatches
+    alone      one rank with all layers
+    crowded    twice as many ranks as there are cores
+    gloo       some of them over the other transport
+    torch      some of them run by torch's own pipeline runtime, for its time between actions
+    rows       every number of rows that a microbatch of this batch can have, without a pipeline
+
+A slow model is measured with fewer cases, in fewer rounds, so that the time that was asked for is kept. What is left
+out first are the largest numbers of microbatches, then unequal and looped partitions. The cases that show every op at
+two numbers of microbatches are always run, with at least 2 steps each (one of them counts).
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +26,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig
@@ -25,6 +37,7 @@ from microp.points import PointsCallback, run_app
 from microp.profiling import (
     DIVIDED,
     TIMES,
+    TORCH,
     UNDIVIDED,
     Case,
     Profile,
@@ -35,41 +48,115 @@ from microp.profiling import (
     fit_times,
     fit_transport,
     line,
-    make_plan,
+    numbers_of_rows,
     row_factors,
     samples_of,
 )
 from microp.records import load_average, write_profile
-from microp.settings import LOWERED, EstimateSettings, ModelSettings, SlurmSettings
+from microp.schedule import Partition, Schedule, skewed, uniform
+from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
+from microp.settings import LOWERED, NEVER, Checkpointing, EstimateSettings, ModelSettings, SlurmSettings
 from microp.system import MIB
 from microp.terminal import console
 
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
 ROWS_SHARE = 0.1  # of the time
+ALWAYS = Checkpointing("always", 1, False)
+MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
 OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each other transport, and for torch
+
+
+class Cases(NamedTuple):
+    """The cases of a profile, the most important ones first."""
+
+    together: list[Job]  # ranks that all compute
+    needed: int  # how many of these show every op at two numbers of microbatches
+    alone: list[Job]  # one rank
+    crowded: list[Job]  # twice as many ranks as there are cores; none if the model has fewer layers
+    transports: dict[str, list[Job]]  # the other transports, with their cases
+    rows: list[int]  # the numbers of rows at which a stage is timed by itself, in the order in which they count
+
+
+def make_cases(job: Job) -> Cases:
+    """Return the cases of a profile of the job's model and device."""
+    layers, batch, cores = job.model.layers, job.batch_size, os.cpu_count() or 1
+    places = cores  # the ranks that can compute at once, each on a core or a GPU of its own
+    if job.device.name == "cuda":
+        import torch  # takes half a second
+
+        places = torch.cuda.device_count()
+    ranks = min(places, layers, 8)
+    counts = [2**power for power in range(MOST_CHUNKS) if 2**power <= batch]
+    even = uniform(layers, ranks)
+
+    def case(schedule: Schedule, cut: Partition, checkpointing: Checkpointing = NEVER, **others: Any) -> Job:
+        return replace(job, schedule=schedule, partition=cut, checkpointing=checkpointing, **others)
+
+    def every_op(chunks: int) -> list[Job]:
+        checkpointed = case(one_f_one_b(ranks, chunks), even, ALWAYS)
+        return [case(gpipe(ranks, chunks), even), case(zb_h1(ranks, chunks), even), checkpointed]
+
+    def others(chunks: int) -> list[Job]:
+        found = [case(one_f_one_b(ranks, chunks), even)]
+        if ranks > 1:
+            heavy = skewed(layers, ranks, (1 + 1 / ranks) / 2, 0)
+            found[:0] = [case(build(ranks, chunks), heavy) for build in (one_f_one_b, zb_h1)]
+        if layers >= 2 * ranks > 2:
+            found.append(case(breadth_first(ranks, chunks, 2), uniform(layers, 2 * ranks)))
+        return found
+
+    some = counts[1::2] or counts
+    first = (counts[1::2] + counts[::2])[:2]  # 2 and 8 microbatches
+    needed = [job for chunks in first for job in every_op(chunks)]
+    together = [*needed, *(job for chunks in first for job in others(chunks))]
+    for chunks in counts:
+        together += [*every_op(chunks), *others(chunks)] if chunks not in first else []
+    whole = uniform(layers, 1)
+    alone = [case(gpipe(1, chunks), whole) for chunks in some] if ranks > 1 else []
+    crowd = 2 * cores
+    crowded = [
+        case(build(crowd, chunks), uniform(layers, crowd))
+        for chunks in (2 * crowd, 6 * crowd)
+        for build in (one_f_one_b, gpipe, zb_h1)
+        if crowd <= layers and chunks <= batch and job.device.name == "cpu"
+    ]
+    transports = {}
+    if job.backend == "shm" and ranks > 1 and job.device.name == "cpu":
+        for other in ("tcp", "gloo"):
+            transports[other] = [case(one_f_one_b(ranks, chunks), even, backend=other) for chunks in some]
+    if job.backend in ("shm", "tcp", "gloo") and ranks > 1 and job.device.name == "cpu":
+        counts = [chunks for chunks in some if chunks >= ranks and batch % chunks == 0]  # what torch takes
+        by_torch = replace(job.engine, name=TORCH)
+        transports[TORCH] = [
+            case(build(ranks, chunks), even, backend="gloo", engine=by_torch)
+            for chunks in counts
+            for build in (one_f_one_b, gpipe)
+        ]
+    transports = {name: cases for name, cases in transports.items() if cases}
+    return Cases(together, len(needed), alone, crowded, transports, numbers_of_rows(batch))
 
 
 def measure_profile(job: Job, seconds: float) -> Profile:
     """Run the cases of a profile of the job's model, for about `seconds`, and return what they show."""
     from microp.device import peak_gflops, probe_layers  # torch
 
-    plan, load = make_plan(job), load_average()
+    cases, load = make_cases(job), load_average()
     kinds = job.model.kinds
-    rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(plan.alone) + bool(plan.crowded) + len(plan.transports))
+    rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(cases.alone) + bool(cases.crowded) + len(cases.transports))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with console.err.status(f"measuring {job.model.name} for about {seconds:g} s"):
-            together = _run(plan.together, plan.needed, seconds * rest, folder / "together")
+            together = _run(cases.together, cases.needed, seconds * rest, folder / "together")
             some = seconds * OTHERS_SHARE
-            alone = _run(plan.alone, 1, some, folder / "alone") if plan.alone else []
-            crowded = _run(plan.crowded, 1, some, folder / "crowded") if plan.crowded else []
-            others = {name: _run(cases, 1, some, folder / name) for name, cases in plan.transports.items()}
-            fine_rows, fine_times = _run_rows(plan.together[0], plan.rows, seconds * ROWS_SHARE, folder / "rows")
+            alone = _run(cases.alone, 1, some, folder / "alone") if cases.alone else []
+            crowded = _run(cases.crowded, 1, some, folder / "crowded") if cases.crowded else []
+            others = {name: _run(own, 1, some, folder / name) for name, own in cases.transports.items()}
+            fine_rows, fine_times = _run_rows(cases.together[0], cases.rows, seconds * ROWS_SHARE, folder / "rows")
     samples = _samples(together, kinds)
     fitted = fit_times(samples, _samples(alone, kinds), kinds)
     between_all = [between(case) for case in together]
     transports: dict[str, Transport] = {job.backend: fit_transport(between_all)}
-    transports |= {name: fit_transport([between(case) for case in cases]) for name, cases in others.items()}
+    transports |= {name: fit_transport([between(case) for case in own]) for name, own in others.items()}
     optimizer = line([(nbytes / MIB, ms) for case in between_all for nbytes, ms in case.optimizer])
     memory = {
         name: probe_layers(job.model, job.batch_size / 4, split, job.computing)
@@ -81,7 +168,7 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         model=job.model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         batch_size=job.batch_size,
-        ranks=len(plan.together[0].schedule.ranks),
+        ranks=len(cases.together[0].schedule.ranks),
         **vars(fitted),
         crowded=(1.0,) * len(fitted.rows),
         transports=transports,

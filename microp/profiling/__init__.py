@@ -2,11 +2,10 @@
 
 ::
 
-    make_plan ─► Case ── samples_of ─► fit_times ──► Profile ── forecast ──► step, bubble and memory of a run
+    Case ── samples_of ─► fit_times ──► Profile ── forecast ──► step, bubble and memory of a run
 """
 
-from microp.profiling.cases import make_plan
-from microp.profiling.fit import crowded_factors, fit_times, fit_transport, line, row_factors
+from microp.profiling.fit import crowded_factors, fit_times, fit_transport, line, numbers_of_rows, row_factors
 from microp.profiling.forecast import (
     Forecast,
     forecast,

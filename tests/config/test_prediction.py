@@ -12,9 +12,9 @@ from configs import warnings
 from profiled import written
 from user import ran, read
 
+from microp.commands.profiling import make_cases
 from microp.config import lacks_profile, make_job, predict, predicted_seconds
 from microp.profiling import TORCH, Transport
-from microp.profiling.cases import make_plan
 from microp.records import read_profile, read_rows
 from microp.settings import Computing
 from microp.trace.timeline import number
@@ -45,7 +45,7 @@ def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
 @pytest.mark.parametrize(("cores", "ranks"), [(1, {2}), (2, {4}), (4, set())])
 def test_some_cases_have_more_ranks_than_cores_if_there_are_layers_for_them(cores, ranks, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    plan = make_plan(make_job(configured(*MODEL, "batch_size=64")))
+    plan = make_cases(make_job(configured(*MODEL, "batch_size=64")))
     assert {len(case.schedule.ranks) for case in plan.crowded} == ranks
     assert {case.schedule.chunks for case in plan.crowded} == {each * most for each in (2, 6) for most in ranks}
 
