@@ -30,7 +30,6 @@ from microp.config import (
     costs_depend_on_order,
     default_values,
     make_pricing_job,
-    read_config,
     run_of,
     with_order,
 )
@@ -120,14 +119,11 @@ def _problems(config: OrderConfig) -> list[str]:
 
 
 def main() -> None:
-    run_app("order", run_order)
+    run_app("order", OrderCallback.task(run_order))
 
 
-def run_order(config: DictConfig) -> dict[str, Any]:
+def run_order(point: OrderConfig, problem: Problem) -> dict[str, Any]:
     """Search for one point's order, write it, print it beside the named ones, and return the figures."""
-    point = read_config(config)
-    assert isinstance(point, OrderConfig)
-    problem = OrderCallback.take(point)
     with err.status("searching for an order"):
         found, solved = search(problem, point.search.seconds, point.seed), None
         if point.search.solver_seconds:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from microp.config import (
     NO_MEMORY,
     Config,
@@ -30,7 +28,6 @@ from microp.config import (
     profile_command,
     profile_notes,
     profile_problems,
-    read_config,
     stored,
     subject_of,
     typed_folder,
@@ -174,14 +171,11 @@ def _check_stages(config: PlanConfig, pricer: Pricer, space: Space) -> None:
 
 def main() -> None:
     sys.argv[1:] = search_words(sys.argv[1:])
-    run_app("plan", run_plan)
+    run_app("plan", PlanCallback.task(run_plan))
 
 
-def run_plan(config: DictConfig) -> dict[str, Any]:
-    """Search the plans of one point and print them, or raise ConfigError if nothing fits: Hydra's task function."""
-    point = read_config(config)
-    assert isinstance(point, PlanConfig)
-    plan = PlanCallback.take(point)
+def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
+    """Search the plans of one point and print them, or raise ConfigError if nothing fits."""
     with err.status("searching plans") as status:
         found = search(plan.pricer, plan.space, plan.cap, lambda share: status.update(f"searching plans: {share:.0%}"))
     if plan.cap is not None and not found.front:

@@ -168,15 +168,12 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    run_app("simulate", run_price)
+    run_app("simulate", PricingCallback.task(run_price))
 
 
-def run_price(config: DictConfig) -> dict[str, Any]:
-    """Price one point, print or draw it, and return its figures; this is Hydra's task function."""
-    point = read_config(config)
-    assert isinstance(point, SimulateConfig)
+def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
+    """Price one point, print or draw it, and return its figures."""
     with err.status(f"pricing {point.schedule['name']}"):
-        job: PricingJob = PricingCallback.take(point)
         priced = Price(job)
     for note in job.notes:
         console.note(note)

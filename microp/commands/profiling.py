@@ -29,9 +29,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from omegaconf import DictConfig
 
-from microp.config import Config, ConfigError, ProfileConfig, Stop, doubt, machine_of, make_job, read_config
+from microp.config import Config, ConfigError, ProfileConfig, Stop, doubt, machine_of, make_job
 from microp.job import Job
 from microp.points import PointsCallback, run_app
 from microp.profiling import (
@@ -241,14 +240,11 @@ def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list
 
 
 def main() -> None:
-    run_app("profile", run_profile)
+    run_app("profile", ProfileCallback.task(run_profile))
 
 
-def run_profile(config: DictConfig) -> str:
-    """Measure one model's profile, write it and print what it says; this is Hydra's task function."""
-    point = read_config(config)
-    assert isinstance(point, ProfileConfig)
-    job: Job = ProfileCallback.take(point)
+def run_profile(point: ProfileConfig, job: Job) -> str:
+    """Measure one model's profile, write it and print what it says."""
     profile = measure_profile(job, point.seconds)
     path = write_profile(Path(point.output_dir) / "profiles", profile)
     for text in described(profile, job.model):

@@ -61,7 +61,7 @@ from microp.records import (
 )
 from microp.system import places, processor, redact_words, server
 from microp.terminal import console
-from microp.worker import DivergedRunError, RankError
+from microp.worker import RankError
 
 END_S = 60  # that W&B gets after a run that was followed, in seconds
 LOG = "tracking.log"  # in the attempt's folder: what the process says that follows it
@@ -168,8 +168,8 @@ class Attempt:
         self._status["log"] = str(error.log) if error.log else None
         diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
         if diverged:
-            is_it = isinstance(error, DivergedRunError) or str(error).startswith(diverged[0])
-            self.close(DIVERGED, str(error) if is_it else diverged[0])
+            said = diverged[0].rpartition(": ")[0]  # without the remedy, which may be another one: see `explained`
+            self.close(DIVERGED, str(error) if str(error).startswith(said) else diverged[0])
         else:
             self.close("failed", with_advice(self._config, self._job, str(error)))
 

@@ -35,6 +35,7 @@ from microp.config import (
     is_basic,
     plain,
     read_composed,
+    read_config,
     refusal,
     typed_overrides,
     what_runs,
@@ -108,6 +109,16 @@ class PointsCallback(Callback):
         """Return what was prepared for a point; it is prepared now if that was done in another process."""
         made = cls._prepared.pop(_key(config), None)
         return cls.prepare(config) if made is None else made
+
+    @classmethod
+    def task(cls, run: Callable[[Any, Any], Any]) -> Callable[[DictConfig], Any]:
+        """Return Hydra's task: a point's configuration, and what was prepared for it, are given to a function."""
+
+        def task(node: DictConfig) -> Any:
+            config = read_config(node)
+            return run(config, cls.take(config))
+
+        return task
 
     def problems_together(self, config: DictConfig, points: list[Point]) -> list[str]:
         """Return what is wrong with valid points as points of one command."""

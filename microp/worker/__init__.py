@@ -8,7 +8,7 @@
 """
 
 from microp.worker.failure import RankError
-from microp.worker.first_not_finite import DivergedRunError, Start, explained
+from microp.worker.first_not_finite import Start, explained
 from microp.worker.joined import run_joined
 from microp.worker.launch import launch_ranks
 from microp.worker.meeting import HostsError, Joined, join
