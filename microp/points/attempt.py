@@ -41,7 +41,7 @@ import torch
 from microp.config import Config, predict, to_yaml, with_advice
 from microp.job import Job
 from microp.mirror import mirror, take_agent
-from microp.points.hydra_callbacks import runs_beside_others
+from microp.points.hydra_app import runs_beside_others
 from microp.points.next_commands import print_resume
 from microp.records import (
     DIVERGED,

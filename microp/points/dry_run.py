@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 
 from microp.config import config_checks, plain, predicted_seconds
 from microp.job import Job
-from microp.points.hydra_callbacks import Checked, Point, refuse, speaks
+from microp.points.hydra_app import Checked, Point, refuse, speaks
 from microp.points.planned import Planned
 from microp.points.run import equal_points
 from microp.records import owner_of, run_seconds

@@ -29,7 +29,7 @@ from microp.config import (
 )
 from microp.job import Job
 from microp.points.dry_run import show_dry_run
-from microp.points.hydra_callbacks import (
+from microp.points.hydra_app import (
     Checked,
     Point,
     PointsCallback,
