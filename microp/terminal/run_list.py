@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from microp.results import (
     SelectionError,
     column_named,
     find,
+    is_missing,
     nothing_found,
     read_groups,
     recorded_point,
@@ -139,7 +141,10 @@ def _read_options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _write_csv(rows: pd.DataFrame) -> None:
     """Write rows to standard output; lists are written as JSON."""
-    rows.map(lambda value: json.dumps(value) if isinstance(value, list) else value).to_csv(sys.stdout, index=False)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(rows.columns)
+    for row in rows.itertuples(index=False, name=None):
+        writer.writerow(json.dumps(v) if isinstance(v, list) else "" if is_missing(v) else v for v in row)
 
 
 def show_list(runs: Runs, names: Sequence[str], limit: int) -> None:
