@@ -6,7 +6,6 @@
 
     together   ranks that all compute: 7 orders and partitions x up to 6 numbers of microbatches
     alone      one rank with all layers
-    crowded    twice as many ranks as there are cores
     gloo       some of them over the other transport
     torch      some of them run by torch's own pipeline runtime, for its time between actions
     rows       every number of rows that a microbatch of this batch can have, without a pipeline
@@ -43,7 +42,6 @@ from microp.profiling import (
     Sample,
     Transport,
     between,
-    crowded_factors,
     fit_times,
     fit_transport,
     line,
@@ -62,7 +60,7 @@ ROUNDS = 3  # a machine's speed drifts: every case is run at several times
 ROWS_SHARE = 0.1  # of the time
 ALWAYS = Checkpointing("always", 1, False)
 MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
-OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each other transport, and for torch
+OTHERS_SHARE = 0.1  # of the time, for one rank alone, for each other transport, and for torch
 
 
 class Cases(NamedTuple):
@@ -71,15 +69,14 @@ class Cases(NamedTuple):
     together: list[Job]  # ranks that all compute
     needed: int  # how many of these show every op at two numbers of microbatches
     alone: list[Job]  # one rank
-    crowded: list[Job]  # twice as many ranks as there are cores; none if the model has fewer layers
     transports: dict[str, list[Job]]  # the other transports, with their cases
     rows: list[int]  # the numbers of rows at which a stage is timed by itself, in the order in which they count
 
 
 def make_cases(job: Job) -> Cases:
     """Return the cases of a profile of the job's model and device."""
-    layers, batch, cores = job.model.layers, job.batch_size, os.cpu_count() or 1
-    places = cores  # the ranks that can compute at once, each on a core or a GPU of its own
+    layers, batch = job.model.layers, job.batch_size
+    places = os.cpu_count() or 1  # the ranks that can compute at once, each on a core or a GPU of its own
     if job.device.name == "cuda":
         import torch  # takes half a second
 
@@ -112,13 +109,6 @@ def make_cases(job: Job) -> Cases:
         together += [*every_op(chunks), *others(chunks)] if chunks not in first else []
     whole = uniform(layers, 1)
     alone = [case(gpipe(1, chunks), whole) for chunks in some] if ranks > 1 else []
-    crowd = 2 * cores
-    crowded = [
-        case(build(crowd, chunks), uniform(layers, crowd))
-        for chunks in (2 * crowd, 6 * crowd)
-        for build in (one_f_one_b, gpipe, zb_h1)
-        if crowd <= layers and chunks <= batch and job.device.name == "cpu"
-    ]
     transports = {}
     if job.backend == "shm" and ranks > 1 and job.device.name == "cpu":
         for other in ("tcp", "gloo"):
@@ -132,7 +122,7 @@ def make_cases(job: Job) -> Cases:
             for build in (one_f_one_b, gpipe)
         ]
     transports = {name: cases for name, cases in transports.items() if cases}
-    return Cases(together, len(needed), alone, crowded, transports, numbers_of_rows(batch))
+    return Cases(together, len(needed), alone, transports, numbers_of_rows(batch))
 
 
 def measure_profile(job: Job, seconds: float) -> Profile:
@@ -141,14 +131,13 @@ def measure_profile(job: Job, seconds: float) -> Profile:
 
     cases, load = make_cases(job), load_average()
     kinds = job.model.kinds
-    rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(cases.alone) + bool(cases.crowded) + len(cases.transports))
+    rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(cases.alone) + len(cases.transports))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with console.err.status(f"measuring {job.model.name} for about {seconds:g} s"):
             together = _run(cases.together, cases.needed, seconds * rest, folder / "together")
             some = seconds * OTHERS_SHARE
             alone = _run(cases.alone, 1, some, folder / "alone") if cases.alone else []
-            crowded = _run(cases.crowded, 1, some, folder / "crowded") if cases.crowded else []
             others = {name: _run(own, 1, some, folder / name) for name, own in cases.transports.items()}
             fine_rows, fine_times = _run_rows(cases.together[0], cases.rows, seconds * ROWS_SHARE, folder / "rows")
     samples = _samples(together, kinds)
@@ -162,14 +151,13 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         for name, split in ((UNDIVIDED, False), (DIVIDED, True))
     }
     dtype = LOWERED.get(job.computing.dtype or "", job.model.dtype)
-    profile = Profile(
+    return Profile(
         machine=machine_of(job.device.name, job.device.threads),
         model=job.model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         batch_size=job.batch_size,
         ranks=len(cases.together[0].schedule.ranks),
         **vars(fitted),
-        crowded=(1.0,) * len(fitted.rows),
         transports=transports,
         optimizer=optimizer,
         edges=(median(case.head for case in between_all), median(case.tail for case in between_all)),
@@ -181,7 +169,6 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         row_factors=row_factors(fine_rows, fine_times, fitted.rows),
         peak_gflops=peak_gflops(job.device.name, dtype, job.device.threads),
     )
-    return replace(profile, crowded=crowded_factors(profile, kinds, crowded, job.backend))
 
 
 def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:

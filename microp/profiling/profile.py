@@ -9,8 +9,7 @@
 
 The times are those of a chain of layers on ranks that all compute, each op after what it usually follows: F after F,
 a full backward after another, B after F, W after B. `after` tells the time after anything else, `checkpointed` is the
-factor of a forward that keeps only its input, `alone` that of a rank that computes alone, and `crowded` what is left of
-the speed of ranks that share cores.
+factor of a forward that keeps only its input, and `alone` that of a rank that computes alone.
 """
 
 from __future__ import annotations
@@ -83,9 +82,6 @@ class Profile:
     after: Mapping[str, Mapping[str, After]]
     checkpointed: tuple[float, ...]  # the factor of a forward that keeps only its input
     alone: tuple[float, ...]  # the factor of a time while no other rank computes
-    # the factor of a rank's speed while more ranks compute than there are cores, beside its share of the cores; below 1
-    # because taking turns costs time
-    crowded: tuple[float, ...]
     transports: Mapping[str, Transport]  # by name; TORCH is one, with its own hops and its own time between actions
     optimizer: tuple[float, float]  # of a step of the optimizer: the fixed part, and per MiB of weights
     edges: tuple[float, float]  # before a step's first action, and between its last action and the optimizer
@@ -153,10 +149,6 @@ class Profile:
     def alone_at(self, rows: float) -> float:
         """Return the factor of a time while no other rank computes."""
         return interpolate(self.rows, self.alone, rows, at_least=0.1)
-
-    def crowded_at(self, rows: float) -> float:
-        """Return the factor of a rank's share of the cores while more ranks compute than there are cores."""
-        return self._inside(self.crowded, rows)
 
     def _time(self, name: str, values: Sequence[float], rows: float) -> float:
         time, factors = interpolate(self.rows, values, rows), self.row_factors.get(name.replace("recompute", "forward"))

@@ -107,7 +107,6 @@ def test_a_profile_of_a_gpu_uses_a_rank_per_gpu_and_names_the_card(two_gpus, mon
     for words in (("device=cuda",), SHARED):
         plan = make_cases(make_job(config(*words)))
         assert {case.ranks for case in plan.together} == {2}
-        assert not plan.crowded
         assert not plan.transports  # those of a CPU cannot move a GPU's tensors
     assert machine_of("cuda", 1).processor == "a card"
     assert machine_of("cpu", 1).processor == processor()
