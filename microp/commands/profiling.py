@@ -8,7 +8,6 @@
     alone      one rank with all layers
     gloo       some of them over the other transport
     torch      some of them run by torch's own pipeline runtime, for its time between actions
-    rows       every number of rows that a microbatch of this batch can have, without a pipeline
 
 A slow model is measured with fewer cases, in fewer rounds, so that the time that was asked for is kept. What is left
 out first are the largest numbers of microbatches, then unequal and looped partitions. The cases that show every op at
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -45,8 +44,6 @@ from microp.profiling import (
     fit_times,
     fit_transport,
     line,
-    numbers_of_rows,
-    row_factors,
     samples_of,
 )
 from microp.records import load_average, write_profile
@@ -57,7 +54,6 @@ from microp.system import MIB
 from microp.terminal import console
 
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
-ROWS_SHARE = 0.1  # of the time
 ALWAYS = Checkpointing("always", 1, False)
 MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
 OTHERS_SHARE = 0.1  # of the time, for one rank alone, for each other transport, and for torch
@@ -70,7 +66,6 @@ class Cases(NamedTuple):
     needed: int  # how many of these show every op at two numbers of microbatches
     alone: list[Job]  # one rank
     transports: dict[str, list[Job]]  # the other transports, with their cases
-    rows: list[int]  # the numbers of rows at which a stage is timed by itself, in the order in which they count
 
 
 def make_cases(job: Job) -> Cases:
@@ -122,7 +117,7 @@ def make_cases(job: Job) -> Cases:
             for build in (one_f_one_b, gpipe)
         ]
     transports = {name: cases for name, cases in transports.items() if cases}
-    return Cases(together, len(needed), alone, transports, numbers_of_rows(batch))
+    return Cases(together, len(needed), alone, transports)
 
 
 def measure_profile(job: Job, seconds: float) -> Profile:
@@ -131,7 +126,7 @@ def measure_profile(job: Job, seconds: float) -> Profile:
 
     cases, load = make_cases(job), load_average()
     kinds = job.model.kinds
-    rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(cases.alone) + len(cases.transports))
+    rest = 1 - OTHERS_SHARE * (bool(cases.alone) + len(cases.transports))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with console.err.status(f"measuring {job.model.name} for about {seconds:g} s"):
@@ -139,7 +134,6 @@ def measure_profile(job: Job, seconds: float) -> Profile:
             some = seconds * OTHERS_SHARE
             alone = _run(cases.alone, 1, some, folder / "alone") if cases.alone else []
             others = {name: _run(own, 1, some, folder / name) for name, own in cases.transports.items()}
-            fine_rows, fine_times = _run_rows(cases.together[0], cases.rows, seconds * ROWS_SHARE, folder / "rows")
     samples = _samples(together, kinds)
     fitted = fit_times(samples, _samples(alone, kinds), kinds)
     between_all = [between(case) for case in together]
@@ -165,8 +159,6 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         load=load,
         optimizer_kind=job.optimizer.kind,
         computing=job.computing,
-        fine_rows=tuple(map(float, fine_rows)),
-        row_factors=row_factors(fine_rows, fine_times, fitted.rows),
         peak_gflops=peak_gflops(job.device.name, dtype, job.device.threads),
     )
 
@@ -175,37 +167,15 @@ def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
     return [sample for case in cases for sample in samples_of(case, kinds)]
 
 
-def _launch(job: Job, folder: Path, entry: Callable[..., Any]) -> dict[int, Any]:
-    """Run an entry on the ranks of a job, which write into the new folder; return what it returns on each."""
-    from microp.worker import RankError, launch_ranks  # torch
+def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
+    """Run cases in one launch, as many as fit but at least `needed`; return them with their times."""
+    from microp.worker import RankError, launch_ranks, record_cases  # torch
 
     folder.mkdir()
     try:
-        return launch_ranks(job, folder, 5, entry)
+        weights = launch_ranks(jobs[0], folder, 5, partial(record_cases, jobs, needed, ROUNDS, seconds))
     except RankError as error:
         raise Stop(f"the profile's ranks failed: {error}") from error
-
-
-def _run_rows(job: Job, rows: Sequence[int], seconds: float, folder: Path) -> tuple[list[int], dict[str, list[float]]]:
-    """Time the stages at many numbers of rows; return these, and by op the milliseconds of all stages together."""
-    from microp.worker import record_rows
-
-    timed = _launch(job, folder, partial(record_rows, rows, seconds))
-    both = [count for count in rows if all(count in counts for counts in timed.values())]
-    total: dict[str, list[float]] = {}
-    for rank, counts in timed.items():
-        with np.load(folder / f"rows.rank{rank}.npz") as file:
-            for op in set(file.files) - {"rows"}:
-                taken = [float(file[op][counts.index(count)]) for count in both]
-                total[op] = list(map(sum, zip(taken, total.get(op, [0.0] * len(both)), strict=True)))
-    return both, total
-
-
-def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
-    """Run cases in one launch, as many as fit but at least `needed`; return them with their times."""
-    from microp.worker import record_cases
-
-    weights = _launch(jobs[0], folder, partial(record_cases, jobs, needed, ROUNDS, seconds))
     cases = []
     for number, job in enumerate(jobs[: len(weights[0])]):
         files = [

@@ -5,7 +5,7 @@
     Case ── samples_of ─► fit_times ──► Profile ── forecast ──► step, bubble and memory of a run
 """
 
-from microp.profiling.fit import fit_times, fit_transport, line, numbers_of_rows, row_factors
+from microp.profiling.fit import fit_times, fit_transport, line
 from microp.profiling.forecast import (
     Forecast,
     forecast,

@@ -8,9 +8,6 @@ Times are fitted by least squares of the relative error, separately at each numb
 `factor` and `added` depend on what the rank ran before: after another op less of what an action needs is in the
 processor's caches, both of its layers' weights (a factor) and of the code that every action runs (the same for any
 number of layers).
-
-A factor comes beside the fitted times: that of numbers of rows between those of the cases, where a time does not lie on
-the line.
 """
 
 from __future__ import annotations
@@ -287,30 +284,3 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     lines = np.array([[1 / y, x / y] for x, y in points])
     fixed, slope = _not_negative(lines, np.ones(len(points)))
     return fixed, slope
-
-
-# --- the factor of numbers of rows --------------------------------------------------------------------
-
-
-def numbers_of_rows(batch: int) -> list[int]:
-    """Return every number of rows that a microbatch of a batch can have, ascending."""
-    return sorted({rows for chunks in range(1, batch + 1) for rows in (batch // chunks, -(-batch // chunks))})
-
-
-def row_factors(
-    rows: Sequence[int], times: Mapping[str, Sequence[float]], places: Sequence[float]
-) -> dict[str, tuple[float, ...]]:
-    """Return, by op, the factor at each number of rows; none where there are no two places to draw a line through.
-
-    `rows` ascend, `times` has by op the time at each of them; `places` are the numbers of rows of a profile, at which
-    the factor is 1; those within `rows` count.
-    """
-    inside = [place for place in places if rows[0] <= place <= rows[-1]]
-    if len(inside) < 2:
-        return {}
-    found = {}
-    for op, own in times.items():
-        known = [interpolate(rows, own, place) for place in inside]
-        lines = [interpolate(inside, known, count) if count <= inside[-1] else 0.0 for count in rows]
-        found[op] = tuple(time / line if line > 0 else 1.0 for time, line in zip(own, lines, strict=True))
-    return found
