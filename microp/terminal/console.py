@@ -10,7 +10,9 @@ from rich.console import Console
 
 PIPE_WIDTH = 120  # characters per line where there is neither a terminal nor COLUMNS in the environment
 
-out = Console(highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH)
+out = Console(
+    highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "0") != "0" else PIPE_WIDTH
+)
 err = Console(stderr=True, highlight=False)
 
 
