@@ -54,7 +54,7 @@ def profile(model: MlpSettings, machine: Machine = MACHINE, **changed: Any) -> P
     given |= {"fixed": dict.fromkeys(times, (0.0, 0.0)), "checkpointed": (0.8, 0.9), "alone": (0.9, 1.0)}
     given |= {"after": {"forward": dict.fromkeys(("backward", "optimizer"), After((0.5, 0.5), (1.1, 1.1)))}}
     given |= {"transports": {"shm": Transport(0.02, 0.1, 0.01, 0.0), "gloo": Transport(0.1, 0.5, 0.05, 0.0)}}
-    given |= {"crowded": (1.0, 1.0), "optimizer": (0.2, 0.1), "edges": (0.05, 0.05), "peak_gflops": 50.0}
+    given |= {"optimizer": (0.2, 0.1), "edges": (0.05, 0.05), "peak_gflops": 50.0}
     given |= {"memory": dict.fromkeys((DIVIDED, UNDIVIDED), memory), "spread": {"forward": 0.02}}
     return Profile(**{**given, **changed})
 

@@ -21,7 +21,7 @@ from microp.schedule import Schedule, to_torch_csv
 from microp.schedule.builders import LOOPED, ORDERS
 from microp.simulator import Simulated, calibrate_steps, critical_path, replay_steps
 from microp.system import CommandParser, redact_words
-from microp.terminal import columns, console
+from microp.terminal import Column, console, err, show_columns
 
 FILES = """traces of torch.profiler, one per rank of a pipeline (also .gz); Chrome or Perfetto JSON with a lane per
 rank; or CSV: rank, op, stage, microbatch, start, end"""
@@ -93,7 +93,7 @@ def _import(options: argparse.Namespace) -> None:
     # 1. read
     if options.name is not None and not re.fullmatch(r"[\w-]+", options.name):
         raise foreign.TraceError(f"--name {options.name}: use letters, digits, - and _")
-    with console.err.status("reading the trace"):
+    with err.status("reading the trace"):
         read = foreign.read_lanes(options.files, foreign.read_names(options.names))
         traced = foreign.align(foreign.make_steps(*read))
         rows: list[list[Any]] = foreign.step_rows(traced)
@@ -158,8 +158,8 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
         print("what the profiler costs counts as its action's: about 0.02 ms with microp.marked, else 0.1 ms per range")
     print("microbatches in flight, at most:", *(f"{peak:g}" for peak in summary["in_flight_peak"]), flush=True)
     times = {kind: [f"{value:.2f}" for value in values] for kind, values in summary["time_ms"].items() if any(values)}
-    heading = columns.Column("last step, ms", [f"rank {rank}" for rank in ranks], "left", 1)
-    columns.show(console.out, [heading, *(columns.Column(*column) for column in times.items())], "summary.json")
+    heading = Column("last step, ms", [f"rank {rank}" for rank in ranks], "left", 1)
+    show_columns([heading, *(Column(*column) for column in times.items())], "summary.json")
     path, time, taken = critical_path(replayed), float(trace.makespan(replayed)), makespans[traced.middle]
     on = [sum(float(span.end - span.start) for span in path if span.rank == rank) for rank in ranks]
     shares = ", ".join(f"rank {rank} {100 * part / time:.0f} %" for rank, part in enumerate(on) if part)

@@ -8,15 +8,7 @@
     one microbatch   F0 ─► F1 ─ B1 ─► B0  four actions and two transfers, one after the other
 
 This is measured for each transport, and for torch.distributed.pipelining over gloo with the same stages. The
-time to start and end the ranks of a point is measured in a sweep and with a torchrun process. With `--busy`, shared
-memory is compared with gloo while other processes, the neighbours, compute without a pause::
-
-    launch 1    0 neighbours           1 neighbour            2 ...
-                shm gloo shm gloo ...  shm gloo shm gloo ...             the transports take turns
-    launch 2    ...
-                gloo shm gloo shm ...
-
-The times of a launch are those of its slowest rank; a ratio is of two times of one launch.
+time to start and end the ranks of a point is measured in a sweep and with a torchrun process.
 """
 
 from __future__ import annotations
@@ -27,24 +19,20 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import nn
 
 from microp.commands.self_checks import JOB
-from microp.comms import Comms, GroupComms
+from microp.comms import Comms
 from microp.device import open_device
 from microp.engine import Boundary, Engine, Runner, TorchEngine
 from microp.job import Job
@@ -56,12 +44,7 @@ from microp.system import CommandParser
 from microp.worker import launch_ranks
 
 MANY = 64  # microbatches
-FEW = (1, 16)  # with neighbours: one microbatch there and back; a step in which ranks have messages under way
-BOTH = ("shm", "gloo")
-TURNS = 5  # of each transport in a launch
-STEPS = {1: 8, 16: 3}  # chunks -> the steps of a turn
-START_S = 1.0  # until the neighbours compute, and the ranks have noticed
-NEIGHBOUR = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+WARMUP = 5  # steps that are not measured
 SHAPE = 8, 128  # rows of a microbatch, numbers per row
 POINTS = 5  # of a sweep: the first one loads what all need, the last has no successor
 
@@ -76,12 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = CommandParser(prog="python -m microp.null_stages", description=main.__doc__)
     parser.add_argument("--steps", type=count, default=100, help="measured steps (default: 100)")
-    parser.add_argument("--busy", type=int, nargs="+", metavar="N", help="compare shm with gloo beside N processes")
-    parser.add_argument("--launches", type=count, default=10, help="with --busy (default: 10)")
     options = parser.parse_args(arguments)
-    if options.busy is not None:
-        print("\n".join(beside_neighbours(options.busy, options.launches)))
-        return 0
     print(f"{'':14}{f'per action, M={MANY}':>20}{'one microbatch there and back':>32}")
     for row in transports(options.steps):
         print(f"{row['transport']:14}{row['per action']:17.1f} µs{row['there and back']:29.0f} µs")
@@ -91,11 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-# --- alone ----------------------------------------------------------------------------------------
-
-
-def null_step(engine: str, chunks: int, comms: Comms) -> Callable[[], float]:
-    """Return a function that runs a step over one null stage per rank; it returns this rank's time in microseconds."""
+def measure(engine: str, chunks: int, steps: int, comms: Comms) -> float:
+    """Return the median time of a step over one null stage per rank, on this rank, in microseconds."""
     schedule = gpipe(comms.world_size, chunks)
     loss = (lambda output, _target: output.sum()) if comms.rank == comms.world_size - 1 else None
     stages = {comms.rank: Stage([nn.Identity()], loss, NEVER, chunks)}
@@ -108,22 +83,14 @@ def null_step(engine: str, chunks: int, comms: Comms) -> Callable[[], float]:
     else:
         runner = Engine(schedule, stages, comms, device, boundary, rows)
     tensors = [torch.zeros(SHAPE, requires_grad=True) for _ in range(chunks)]
-    weights = [1.0] * chunks
-
-    def step() -> float:
-        stages[comms.rank].load(Batch(0, tensors, tensors, weights))
+    taken = []
+    for _ in range(steps + WARMUP):
+        stages[comms.rank].load(Batch(0, tensors, tensors, [1.0] * chunks))
         comms.barrier()
         began = perf_counter_ns()
         runner.step(0)
-        return (perf_counter_ns() - began) / 1e3
-
-    return step
-
-
-def measure(engine: str, chunks: int, steps: int, comms: Comms) -> float:
-    """Return the median time of a step over null stages on this rank, in microseconds."""
-    step = null_step(engine, chunks, comms)
-    return median([step() for _ in range(steps + 5)][5:])
+        taken.append((perf_counter_ns() - began) / 1e3)
+    return median(taken[WARMUP:])
 
 
 def on_a_rank(steps: int, _job: Job, comms: Comms, _local: int, _at: Path) -> dict[str, Any]:
@@ -172,66 +139,3 @@ def _point(attempt: Path) -> tuple[float, float]:
     """Return the start of a point and the time of its steps, in seconds."""
     status, steps = json.loads((attempt / "status.json").read_text()), read_rows(attempt, 0)
     return status["started"], (steps[-1]["ended_ns"] - steps[0]["began_ns"]) / 1e9
-
-
-# --- beside neighbours ----------------------------------------------------------------------------
-
-
-def beside_neighbours(neighbours: Sequence[int], launches: int) -> list[str]:
-    """Return the lines of a table: the times of a step of two ranks for each number of microbatches and neighbours."""
-    rows = []
-    for number in range(launches):
-        job = replace(JOB, schedule=gpipe(2, 2), backend="shm")
-        with tempfile.TemporaryDirectory() as folder:
-            results = launch_ranks(job, Path(folder), 5, partial(_times_of_a_rank, neighbours, number % 2))
-        for busy, chunks in product(neighbours, FEW):
-            row: dict[str, float] = {"chunks": chunks, "busy": busy}
-            for transport, name in enumerate(BOTH):
-                steps = np.max([times[busy, chunks][transport] for times in results.values()], axis=0)
-                row[name], row[f"{name} 90"] = np.percentile(steps, [50, 90])
-            rows.append(row)
-    lines = [f"{'M':>4}{'busy':>6}{'n':>4}{'shm µs':>18}{'gloo µs':>18}{'shm / gloo':>22}{'of 90 %':>22}"]
-    for (of_chunks, of_busy), own in pd.DataFrame(rows).groupby(["chunks", "busy"]):
-        line = f"{of_chunks:4}{of_busy:6}{len(own):4}"
-        for name in BOTH:
-            cell = f"{own[name].median():.0f} ({own[f'{name} 90'].median():.0f})"
-            line += f"{cell:>18}"
-        for which in ("", " 90"):
-            ratios = own[f"shm{which}"] / own[f"gloo{which}"]
-            cell = f"{ratios.median():.2f} [{ratios.min():.2f}, {ratios.max():.2f}]"
-            line += f"{cell:>22}"
-        lines.append(line)
-    return [*lines, "a step: median (90th percentile) of a launch, in the median of n launches; ratios: median [range]"]
-
-
-def _times_of_a_rank(
-    neighbours: Sequence[int], first: int, _job: Job, comms: Comms, _local: int, _at: Path
-) -> dict[tuple[int, int], list[list[float]]]:
-    """Return (neighbours, chunks) -> the times of the steps on each of `BOTH`, in microseconds."""
-    both = (comms, GroupComms(comms.device, comms.timeout_s))
-    steps = {chunks: [null_step("microp", chunks, transport) for transport in both] for chunks in FEW}
-    times: dict[tuple[int, int], list[list[float]]] = {}
-    for busy in neighbours:
-        with _neighbours(busy if comms.rank == 0 else 0):
-            comms.barrier()
-            for chunks in FEW:
-                taken: list[list[float]] = [[], []]
-                for turn in range(-1, TURNS):
-                    for which in (first, 1 - first):
-                        turns = [steps[chunks][which]() for _ in range(STEPS[chunks])]
-                        taken[which] += turns if turn >= 0 else []
-                times[busy, chunks] = taken
-    return times
-
-
-@contextmanager
-def _neighbours(count: int) -> Iterator[None]:
-    """Let `count` processes compute meanwhile; they end with this process."""
-    running = [subprocess.Popen([sys.executable, "-c", NEIGHBOUR]) for _ in range(count)]
-    time.sleep(START_S * bool(running))
-    try:
-        yield
-    finally:
-        for neighbour in running:
-            neighbour.kill()
-            neighbour.wait()

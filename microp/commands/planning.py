@@ -12,12 +12,10 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from omegaconf import DictConfig
 
 from microp.config import (
     NO_MEMORY,
@@ -30,7 +28,6 @@ from microp.config import (
     profile_command,
     profile_notes,
     profile_problems,
-    read_config,
     stored,
     subject_of,
     typed_folder,
@@ -53,7 +50,7 @@ from microp.records import write_text
 from microp.schedule import Schedule, uniform
 from microp.settings import EstimateSettings, broken_rules, quoted
 from microp.system import GIB, MIB, size_text
-from microp.terminal import console, plan_table
+from microp.terminal import Column, console, err, out, paragraph, show_columns
 
 SEARCHED = ("schedule", "chunks", "partition", "checkpointing", "replicas", *(f"schedule.{key}" for key in KNOBS))
 SLICES = (2, 4)  # that are tried by themselves
@@ -174,16 +171,13 @@ def _check_stages(config: PlanConfig, pricer: Pricer, space: Space) -> None:
 
 def main() -> None:
     sys.argv[1:] = search_words(sys.argv[1:])
-    run_app("plan", run_plan)
+    run_app("plan", PlanCallback.task(run_plan))
 
 
-def run_plan(config: DictConfig) -> dict[str, Any]:
-    """Search the plans of one point and print them, or raise ConfigError if nothing fits: Hydra's task function."""
-    point = read_config(config)
-    assert isinstance(point, PlanConfig)
-    plan = PlanCallback.take(point)
-    with plan_table.progress() as tick:
-        found = search(plan.pricer, plan.space, plan.cap, tick)
+def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
+    """Search the plans of one point and print them, or raise ConfigError if nothing fits."""
+    with err.status("searching plans") as status:
+        found = search(plan.pricer, plan.space, plan.cap, lambda share: status.update(f"searching plans: {share:.0%}"))
     if plan.cap is not None and not found.front:
         raise ConfigError([_too_little(plan, found, plan.cap)])
     name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]
@@ -203,7 +197,7 @@ def run_plan(config: DictConfig) -> dict[str, Any]:
     limit = "no limit of memory" if plan.cap is None else f"{size_text(plan.cap)} for each rank"
     for note in _notes(plan, found):
         console.note(note)
-    plan_table.show(
+    show_plans(
         rows,
         unit,
         f"{found.candidates:,} candidates, {found.too_large:,} need too much memory; {limit}; times: {result['times']}",
@@ -291,3 +285,48 @@ class PlanCallback(PointsCallback):
     def prepare(cls, config: Config) -> Plan:
         assert isinstance(config, PlanConfig)
         return make_plan(config)
+
+
+# --- the table of plans -------------------------------------------------------------------------------
+
+
+def show_plans(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) -> None:
+    """Print plans, the fastest first, and the command that runs one, which is `run` and its name, as `plan3`."""
+    paragraph(heading, style="")
+    if not plans:
+        return
+    several = any(plan["replicas"] > 1 for plan in plans)
+    steps = [f"{plan['step']:.4g}" for plan in plans]
+    largest = [max(plan["peak_memory_mib"], default=0) for plan in plans]
+    size, per = ("GiB", 1024) if max(largest) >= 10_000 else ("MiB", 1)
+    memory = Column(
+        size,
+        [f"{peak / per:.4g}" for peak in largest],
+        importance=90,
+        about=f"{size}: predicted peak of the fullest rank.",
+    )
+    layers = [_sizes(plan["sizes"]) for plan in plans]
+    orders = [f"{plan['schedule']} slices={plan['slices']}" if plan["slices"] else plan["schedule"] for plan in plans]
+    binds = [plan["binds"] for plan in plans]
+    table = [
+        Column("", [f"plan{number}" for number in range(1, len(plans) + 1)], "left", 100),
+        Column(f"step {unit}", steps, importance=90, about="step: predicted time, as of a run."),
+        *[memory] * any(largest),
+        Column("schedule", orders, importance=80),
+        Column("chunks", [str(plan["chunks"]) for plan in plans], "right", 80),
+        Column("checkpointing", [plan["checkpointing"] for plan in plans], importance=70),
+        *([Column("replicas", [str(plan["replicas"]) for plan in plans], "right", 70)] if several else []),
+        Column("layers", layers, importance=60, shortest=12, about="layers: of each stage."),
+        Column("binds", binds, importance=40, about="binds: what keeps a plan from being faster."),
+    ]
+    show_columns(table, "outputs/plans")
+    rest = "every other plan that was tried is slower than one of these, and no smaller; a balanced partition is tried "
+    rest += "only where it is fastest within memory_gib, so a tighter one can find others"
+    first = f"Each plan is slower and smaller than the one above it; {rest}."
+    paragraph(first if any(largest) else "The memory of layers is not known: this is the fastest plan.")
+    out.print(f"\nrun   {run} plan1", soft_wrap=True, markup=False)
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    """Return the sizes of stages: `4 each`, or one after the other."""
+    return f"{sizes[0]} each" if len(set(sizes)) == 1 else " ".join(map(str, sizes))

@@ -10,31 +10,43 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
 from html import escape
 from numbers import Rational
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from microp import trace
-from microp.config import Config, PricingJob, SimulateConfig, layer_memory, make_pricing_job, plain, read_config
+from microp.config import Config, PricingJob, SimulateConfig, make_pricing_job, order_peaks, plain, read_config
 from microp.job import run_id
 from microp.points import Point, PointsCallback, run_app
-from microp.profiling import peak_memory_mib
-from microp.results import spans_frame
+from microp.results import asked, same, spans_frame
 from microp.schedule import spread, to_text, to_torch_csv
 from microp.simulator import Simulated, closed_forms, critical_path, simulate
 from microp.system import GIB, MIB
-from microp.terminal import console, price_table
+from microp.terminal import Column, console, err, extremes, out, paragraph, show_columns, swept_columns
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ROWS = 32  # the most ranks of a timeline in the terminal
+MATTERS = ("schedule", "ranks", "chunks", "device", "partition", "checkpointing")
+WHOLE = "the objects of output=json"
+FILES = "timeline.svg timeline.png trace.json schedule.txt schedule.csv"
+_COLUMNS: tuple[tuple[str, int, Callable[[dict[str, Any]], str], str], ...] = (  # heading, importance, text, meaning
+    ("makespan", 90, lambda price: f"{price['makespan']:g}", "in the costs' unit"),
+    ("closed form", 60, lambda price: _known(price["closed_form"]["makespan"]), "the makespan by formula"),
+    ("gpipe", 80, lambda price: f"{price['bubble']['gpipe']:.4f}", "the bubble as idle / total time"),
+    ("megatron", 40, lambda price: f"{price['bubble']['megatron']:.4f}", "as idle / ideal time"),
+    ("zero bubble", 50, lambda price: f"{price['bubble']['zero_bubble']:.4f}", "as idle / largest span of a rank"),
+    ("in flight", 70, lambda price: extremes(price["in_flight_peak"], "g"), "peak microbatches of a rank"),
+    ("MiB", 65, lambda price: extremes(price["peak_memory_mib"], ".1f"), ""),
+)
 
 
 class Price:
@@ -137,15 +149,11 @@ def _memory(job: PricingJob) -> list[float] | None:
     if job.workload is None or config.model.slice_problems(job.schedule.slices):
         return None
     try:
-        rows = sum(job.workload.rows) / len(job.workload.rows)
-        layers = layer_memory(
-            config.model, rows, bool(job.schedule.input_gradients), config.computing, job.schedule.slices
-        )
+        rows = spread(config.batch_size, config.replicas)[0]
+        return order_peaks(config.model, config.computing, job.workload, rows)
     except ValueError as error:
         console.warn(str(error))
         return None
-    batch = config.model.batch_bytes(spread(config.batch_size, config.replicas)[0])
-    return peak_memory_mib(job.workload, layers, batch)
 
 
 def _plain(value: Any) -> Any:
@@ -160,15 +168,12 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    run_app("simulate", run_price)
+    run_app("simulate", PricingCallback.task(run_price))
 
 
-def run_price(config: DictConfig) -> dict[str, Any]:
-    """Price one point, print or draw it, and return its figures; this is Hydra's task function."""
-    point = read_config(config)
-    assert isinstance(point, SimulateConfig)
-    with console.err.status(f"pricing {point.schedule['name']}"):
-        job: PricingJob = PricingCallback.take(point)
+def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
+    """Price one point, print or draw it, and return its figures."""
+    with err.status(f"pricing {point.schedule['name']}"):
         priced = Price(job)
     for note in job.notes:
         console.note(note)
@@ -201,13 +206,67 @@ class PricingCallback(PointsCallback):
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._as_text = config.output == "text"
-        self._points: list[price_table.Priced] = []
+        self._points: list[Priced] = []
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if isinstance(job_return.return_value, dict):
-            asked = plain(read_config(config)), list(job_return.overrides or ())
-            self._points.append(price_table.Priced(*asked, job_return.return_value))
+            typed = list(job_return.overrides or ())
+            self._points.append(Priced(plain(read_config(config)), typed, job_return.return_value))
 
     def end(self, config: DictConfig) -> None:
         if self._as_text and self._points:
-            price_table.show(self._points)
+            show_prices(self._points)
+
+
+# --- the table of prices ------------------------------------------------------------------------------
+
+
+class Priced(NamedTuple):
+    """A point of a command, and its price."""
+
+    config: dict[str, Any]  # the resolved configuration
+    overrides: list[str]  # what was typed for it
+    figures: dict[str, Any]  # the numbers of the price
+
+
+def show_prices(points: Sequence[Priced]) -> None:
+    """Print a table of simulated schedules; a single one with its timeline."""
+    configs, typed = [point.config for point in points], points[0].overrides
+    heading = "simulated:" if len(points) == 1 else f"{len(points)} simulated, the same in all:"
+    paragraph(" ".join([heading, *same(configs, typed, out.width - len(heading) - 1, MATTERS)]), style="")
+    prices = [point.figures for point in points]
+    results = [
+        Column(name, list(map(text, prices)), importance=importance, about=f"{name}: {meaning}." if meaning else "")
+        for name, importance, text, meaning in _COLUMNS
+    ]
+    show_columns([*swept_columns(asked(configs, [point.overrides for point in points])), *results], WHOLE)
+    if len(prices) == 1:
+        _show_timeline(prices[0])
+    folders = [price["folder"] for price in prices if price["folder"]]
+    if folders:
+        out.print()
+        for folder in folders:
+            out.print(f"drawn {folder}: {FILES}", soft_wrap=True, markup=False)
+        out.print("open  a trace.json in ui.perfetto.dev", soft_wrap=True)
+
+
+def _known(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _show_timeline(price: dict[str, Any]) -> None:
+    """Print the timeline of a price and the numbers of its ranks."""
+    out.print()
+    out.print(price["text"], soft_wrap=True, markup=False)
+    known = price["closed_form"]["in_flight_peak"]
+    form = f" (closed form {_listed(known)})" if known else ""
+    out.print(f"in flight per rank: {_listed(price['in_flight_peak'])}{form}", soft_wrap=True)
+    if price["peak_memory_mib"]:
+        out.print(f"peak MiB per rank:  {_listed(price['peak_memory_mib'], '.1f')}", soft_wrap=True)
+    if sums := price["reduction"]:
+        out.print(f"with the sums over the replicas: makespan {sums['makespan']:g}", soft_wrap=True)
+        out.print(f"wait for the sums per rank: {_listed(sums['exposed'])}", soft_wrap=True)
+
+
+def _listed(values: Sequence[float], form: str = "g") -> str:
+    return " ".join(format(value, form) for value in values)

@@ -2,88 +2,156 @@
 
 ::
 
-    profile_cases ──► ranks ──► times of actions ──► fit ──► Profile
+    make_cases ──► ranks ──► times of actions ──► fit ──► Profile
+
+    together   ranks that all compute: 7 orders and partitions x up to 6 numbers of microbatches
+    alone      one rank with all layers
+    gloo       some of them over the other transport
+    torch      some of them run by torch's own pipeline runtime, for its time between actions
+
+A slow model is measured with fewer cases, in fewer rounds, so that the time that was asked for is kept. What is left
+out first are the largest numbers of microbatches, then unequal and looped partitions. The cases that show every op at
+two numbers of microbatches are always run, with at least 2 steps each (one of them counts).
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from omegaconf import DictConfig
 
-from microp.config import Config, ConfigError, ProfileConfig, Stop, doubt, machine_of, make_job, read_config
+from microp.config import Config, ConfigError, ProfileConfig, Stop, doubt, machine_of, make_job
 from microp.job import Job
 from microp.points import PointsCallback, run_app
 from microp.profiling import (
     DIVIDED,
     TIMES,
+    TORCH,
     UNDIVIDED,
     Case,
     Profile,
     Sample,
     Transport,
     between,
-    crowded_factors,
     fit_times,
     fit_transport,
     line,
-    make_plan,
-    row_factors,
     samples_of,
 )
 from microp.records import load_average, write_profile
-from microp.settings import LOWERED, EstimateSettings, ModelSettings, SlurmSettings
+from microp.schedule import Partition, Schedule, skewed, uniform
+from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
+from microp.settings import LOWERED, NEVER, Checkpointing, EstimateSettings, ModelSettings, SlurmSettings
 from microp.system import MIB
 from microp.terminal import console
 
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
-ROWS_SHARE = 0.1  # of the time
-OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each other transport, and for torch
+ALWAYS = Checkpointing("always", 1, False)
+MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
+OTHERS_SHARE = 0.1  # of the time, for one rank alone, for each other transport, and for torch
+
+
+class Cases(NamedTuple):
+    """The cases of a profile, the most important ones first."""
+
+    together: list[Job]  # ranks that all compute
+    needed: int  # how many of these show every op at two numbers of microbatches
+    alone: list[Job]  # one rank
+    transports: dict[str, list[Job]]  # the other transports, with their cases
+
+
+def make_cases(job: Job) -> Cases:
+    """Return the cases of a profile of the job's model and device."""
+    layers, batch = job.model.layers, job.batch_size
+    places = os.cpu_count() or 1  # the ranks that can compute at once, each on a core or a GPU of its own
+    if job.device.name == "cuda":
+        import torch  # takes half a second
+
+        places = torch.cuda.device_count()
+    ranks = min(places, layers, 8)
+    counts = [2**power for power in range(MOST_CHUNKS) if 2**power <= batch]
+    even = uniform(layers, ranks)
+
+    def case(schedule: Schedule, cut: Partition, checkpointing: Checkpointing = NEVER, **others: Any) -> Job:
+        return replace(job, schedule=schedule, partition=cut, checkpointing=checkpointing, **others)
+
+    def every_op(chunks: int) -> list[Job]:
+        checkpointed = case(one_f_one_b(ranks, chunks), even, ALWAYS)
+        return [case(gpipe(ranks, chunks), even), case(zb_h1(ranks, chunks), even), checkpointed]
+
+    def others(chunks: int) -> list[Job]:
+        found = [case(one_f_one_b(ranks, chunks), even)]
+        if ranks > 1:
+            heavy = skewed(layers, ranks, (1 + 1 / ranks) / 2, 0)
+            found[:0] = [case(build(ranks, chunks), heavy) for build in (one_f_one_b, zb_h1)]
+        if layers >= 2 * ranks > 2:
+            found.append(case(breadth_first(ranks, chunks, 2), uniform(layers, 2 * ranks)))
+        return found
+
+    some = counts[1::2] or counts
+    first = (counts[1::2] + counts[::2])[:2]  # 2 and 8 microbatches
+    needed = [job for chunks in first for job in every_op(chunks)]
+    together = [*needed, *(job for chunks in first for job in others(chunks))]
+    for chunks in counts:
+        together += [*every_op(chunks), *others(chunks)] if chunks not in first else []
+    whole = uniform(layers, 1)
+    alone = [case(gpipe(1, chunks), whole) for chunks in some] if ranks > 1 else []
+    transports = {}
+    if job.backend == "shm" and ranks > 1 and job.device.name == "cpu":
+        for other in ("tcp", "gloo"):
+            transports[other] = [case(one_f_one_b(ranks, chunks), even, backend=other) for chunks in some]
+    if job.backend in ("shm", "tcp", "gloo") and ranks > 1 and job.device.name == "cpu":
+        counts = [chunks for chunks in some if chunks >= ranks and batch % chunks == 0]  # what torch takes
+        by_torch = replace(job.engine, name=TORCH)
+        transports[TORCH] = [
+            case(build(ranks, chunks), even, backend="gloo", engine=by_torch)
+            for chunks in counts
+            for build in (one_f_one_b, gpipe)
+        ]
+    transports = {name: cases for name, cases in transports.items() if cases}
+    return Cases(together, len(needed), alone, transports)
 
 
 def measure_profile(job: Job, seconds: float) -> Profile:
     """Run the cases of a profile of the job's model, for about `seconds`, and return what they show."""
     from microp.device import peak_gflops, probe_layers  # torch
 
-    plan, load = make_plan(job), load_average()
+    cases, load = make_cases(job), load_average()
     kinds = job.model.kinds
-    rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(plan.alone) + bool(plan.crowded) + len(plan.transports))
+    rest = 1 - OTHERS_SHARE * (bool(cases.alone) + len(cases.transports))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with console.err.status(f"measuring {job.model.name} for about {seconds:g} s"):
-            together = _run(plan.together, plan.needed, seconds * rest, folder / "together")
+            together = _run(cases.together, cases.needed, seconds * rest, folder / "together")
             some = seconds * OTHERS_SHARE
-            alone = _run(plan.alone, 1, some, folder / "alone") if plan.alone else []
-            crowded = _run(plan.crowded, 1, some, folder / "crowded") if plan.crowded else []
-            others = {name: _run(cases, 1, some, folder / name) for name, cases in plan.transports.items()}
-            fine_rows, fine_times = _run_rows(plan.together[0], plan.rows, seconds * ROWS_SHARE, folder / "rows")
+            alone = _run(cases.alone, 1, some, folder / "alone") if cases.alone else []
+            others = {name: _run(own, 1, some, folder / name) for name, own in cases.transports.items()}
     samples = _samples(together, kinds)
     fitted = fit_times(samples, _samples(alone, kinds), kinds)
     between_all = [between(case) for case in together]
     transports: dict[str, Transport] = {job.backend: fit_transport(between_all)}
-    transports |= {name: fit_transport([between(case) for case in cases]) for name, cases in others.items()}
+    transports |= {name: fit_transport([between(case) for case in own]) for name, own in others.items()}
     optimizer = line([(nbytes / MIB, ms) for case in between_all for nbytes, ms in case.optimizer])
     memory = {
         name: probe_layers(job.model, job.batch_size / 4, split, job.computing)
         for name, split in ((UNDIVIDED, False), (DIVIDED, True))
     }
     dtype = LOWERED.get(job.computing.dtype or "", job.model.dtype)
-    profile = Profile(
+    return Profile(
         machine=machine_of(job.device.name, job.device.threads),
         model=job.model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         batch_size=job.batch_size,
-        ranks=len(plan.together[0].schedule.ranks),
+        ranks=len(cases.together[0].schedule.ranks),
         **vars(fitted),
-        crowded=(1.0,) * len(fitted.rows),
         transports=transports,
         optimizer=optimizer,
         edges=(median(case.head for case in between_all), median(case.tail for case in between_all)),
@@ -91,48 +159,23 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         load=load,
         optimizer_kind=job.optimizer.kind,
         computing=job.computing,
-        fine_rows=tuple(map(float, fine_rows)),
-        row_factors=row_factors(fine_rows, fine_times, fitted.rows),
         peak_gflops=peak_gflops(job.device.name, dtype, job.device.threads),
     )
-    return replace(profile, crowded=crowded_factors(profile, kinds, crowded, job.backend))
 
 
 def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
     return [sample for case in cases for sample in samples_of(case, kinds)]
 
 
-def _launch(job: Job, folder: Path, entry: Callable[..., Any]) -> dict[int, Any]:
-    """Run an entry on the ranks of a job, which write into the new folder; return what it returns on each."""
-    from microp.worker import RankError, launch_ranks  # torch
+def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
+    """Run cases in one launch, as many as fit but at least `needed`; return them with their times."""
+    from microp.worker import RankError, launch_ranks, record_cases  # torch
 
     folder.mkdir()
     try:
-        return launch_ranks(job, folder, 5, entry)
+        weights = launch_ranks(jobs[0], folder, 5, partial(record_cases, jobs, needed, ROUNDS, seconds))
     except RankError as error:
         raise Stop(f"the profile's ranks failed: {error}") from error
-
-
-def _run_rows(job: Job, rows: Sequence[int], seconds: float, folder: Path) -> tuple[list[int], dict[str, list[float]]]:
-    """Time the stages at many numbers of rows; return these, and by op the milliseconds of all stages together."""
-    from microp.worker import record_rows
-
-    timed = _launch(job, folder, partial(record_rows, rows, seconds))
-    both = [count for count in rows if all(count in counts for counts in timed.values())]
-    total: dict[str, list[float]] = {}
-    for rank, counts in timed.items():
-        with np.load(folder / f"rows.rank{rank}.npz") as file:
-            for op in set(file.files) - {"rows"}:
-                taken = [float(file[op][counts.index(count)]) for count in both]
-                total[op] = list(map(sum, zip(taken, total.get(op, [0.0] * len(both)), strict=True)))
-    return both, total
-
-
-def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
-    """Run cases in one launch, as many as fit but at least `needed`; return them with their times."""
-    from microp.worker import record_cases
-
-    weights = _launch(jobs[0], folder, partial(record_cases, jobs, needed, ROUNDS, seconds))
     cases = []
     for number, job in enumerate(jobs[: len(weights[0])]):
         files = [
@@ -154,14 +197,11 @@ def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list
 
 
 def main() -> None:
-    run_app("profile", run_profile)
+    run_app("profile", ProfileCallback.task(run_profile))
 
 
-def run_profile(config: DictConfig) -> str:
-    """Measure one model's profile, write it and print what it says; this is Hydra's task function."""
-    point = read_config(config)
-    assert isinstance(point, ProfileConfig)
-    job: Job = ProfileCallback.take(point)
+def run_profile(point: ProfileConfig, job: Job) -> str:
+    """Measure one model's profile, write it and print what it says."""
     profile = measure_profile(job, point.seconds)
     path = write_profile(Path(point.output_dir) / "profiles", profile)
     for text in described(profile, job.model):

@@ -32,8 +32,8 @@ from microp.config.memory_advice import NO_MEMORY, memory_cap, subject_of, with_
 from microp.config.prediction import (
     doubt,
     lacks_profile,
-    layer_memory,
     machine_of,
+    order_peaks,
     predict,
     predicted_seconds,
     profile_command,

@@ -125,10 +125,10 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         raise ValueError(f"{group}.builder={node['builder']} {lacks}: {_said(_first_of(error))}") from error
 
 
-def asks_for(group: str, node: dict[str, Any], name: str) -> bool:
-    """Return whether the signature of an option's builder names this argument; not if it cannot be imported."""
+def is_computed(partition: dict[str, Any]) -> bool:
+    """Return whether a partition's builder asks what the partition is for; not if it cannot be imported."""
     try:
-        return name in read_builder(group, node)[1]
+        return "task" in read_builder("partition", partition)[1]
     except ValueError:
         return False
 

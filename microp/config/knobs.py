@@ -17,7 +17,7 @@ from dataclasses import asdict, fields, replace
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from microp.config.factory import asks_for, build
+from microp.config.factory import build, is_computed
 from microp.config.schema import (
     GROUPS,
     Config,
@@ -56,7 +56,7 @@ def _rules(config: Config) -> dict[str, Unused]:
     joined = is_joined() or config.launch.name == "torchrun"
     by_torch, partition = config.engine.name == "torch", config.partition
     whole = not by_torch and config.engine.batch_weights and _has_no_w(config)  # built only if it matters
-    speeds = device.is_emulated or asks_for("partition", partition, "task")
+    speeds = device.is_emulated or is_computed(partition)
     tracking = [f"tracking.{field.name}" for field in fields(TrackingSettings) if not is_fixed("tracking", field.name)]
     rules = [  # whether it holds, the knobs, what does not use them, what would
         (config.replicas == 1, ["sync", "device.reduce_ms"], "replicas=1", "replicas=2 or more"),

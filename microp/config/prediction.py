@@ -303,12 +303,16 @@ def _forecast(config: Config, job: Job) -> Forecast:
 def _peaks(job: Job) -> list[float] | None:
     """Return each rank's peak in MiB, as the order gives it; None if the model is too large to be built here."""
     try:
-        layers = layer_memory(
-            job.model, job.mean_rows, bool(job.schedule.input_gradients), job.computing, job.schedule.slices
-        )
+        return order_peaks(job.model, job.computing, job.workload, job.shares[0])
     except ValueError:
         return None
-    return peak_memory_mib(job.workload, layers, job.model.batch_bytes(job.shares[0]))
+
+
+def order_peaks(model: ModelSettings, computing: Computing, workload: Workload, rows: int) -> list[float]:
+    """Return each rank's peak in MiB, as the order gives it; `rows`: of the batch of a replica. Raises as below."""
+    schedule, mean = workload.schedule, sum(workload.rows) / len(workload.rows)
+    layers = layer_memory(model, mean, bool(schedule.input_gradients), computing, schedule.slices)
+    return peak_memory_mib(workload, layers, model.batch_bytes(rows))
 
 
 def layer_memory(

@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 from microp.config.errors import ConfigError
-from microp.config.factory import asks_for
+from microp.config.factory import is_computed
 from microp.config.job_factory import Chosen, choose_partition, make_schedule, not_frozen
 from microp.config.prediction import asked_workload, doubt, prices_of, profile_problems, times_of, used_profile
 from microp.config.schema import SimulateConfig
@@ -90,7 +90,7 @@ def costs_depend_on_order(config: SimulateConfig) -> str | None:
         return None
     if config.device.is_emulated and config.profile is not None:
         return f"profile={config.profile}"  # the times of an action depend on the action before it
-    computes = asks_for("partition", config.partition, "task")
+    computes = is_computed(config.partition)
     return f"partition={config.partition['name']}" if computes else None
 
 

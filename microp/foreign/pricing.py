@@ -109,7 +109,6 @@ def profile_of(
         batch_size=rows * schedule.chunks,
         ranks=len(ranks),
         **vars(fitted),
-        crowded=(1.0, 1.0),
         transports={"shm": profiling.Transport(_hop(schedule, costs), 0.0, float(mean(costs.overhead or [0])), 0.0)},
         optimizer=(median(updates), 0.0),
         edges=(head, max(0.0, tail)),

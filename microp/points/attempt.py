@@ -41,19 +41,17 @@ import torch
 from microp.config import Config, predict, to_yaml, with_advice
 from microp.job import Job
 from microp.mirror import mirror, take_agent
-from microp.points.hydra_callbacks import runs_beside_others
+from microp.points.hydra_app import runs_beside_others
 from microp.points.next_commands import print_resume
 from microp.records import (
     DIVERGED,
     RUNNING,
-    WriteError,
     changed_while,
     in_a_line,
     in_words,
     load_average,
     new_attempt,
     read_errors,
-    room_needed,
     snapshots,
     summarise,
     this_process,
@@ -61,9 +59,9 @@ from microp.records import (
     write_schedule,
     write_text,
 )
-from microp.system import places, processor, redact_words, server, size_text
+from microp.system import places, processor, redact_words, server
 from microp.terminal import console
-from microp.worker import DivergedRunError, RankError
+from microp.worker import RankError
 
 END_S = 60  # that W&B gets after a run that was followed, in seconds
 LOG = "tracking.log"  # in the attempt's folder: what the process says that follows it
@@ -148,9 +146,6 @@ class Attempt:
         """Record an error outside of the ranks, as far as the disk allows."""
         state, message = "failed", None
         if isinstance(error, OSError):
-            full = isinstance(error, WriteError) and error.no_room
-            if full and (rest := room_needed(self.folder, len(list(self._job.phases())))):  # 0 before the first row
-                error.args = (f"{error}; the rows that are missing take about {size_text(rest)}",)
             message = in_a_line(error)
         elif isinstance(error, Exception):
             message = f"outside of the ranks: {in_words(error)}"
@@ -173,8 +168,8 @@ class Attempt:
         self._status["log"] = str(error.log) if error.log else None
         diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
         if diverged:
-            is_it = isinstance(error, DivergedRunError) or str(error).startswith(diverged[0])
-            self.close(DIVERGED, str(error) if is_it else diverged[0])
+            said = diverged[0].rpartition(": ")[0]  # without the remedy, which may be another one: see `explained`
+            self.close(DIVERGED, str(error) if str(error).startswith(said) else diverged[0])
         else:
             self.close("failed", with_advice(self._config, self._job, str(error)))
 

@@ -15,16 +15,32 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from microp.config import config_checks, plain, predicted_seconds
 from microp.job import Job
-from microp.points.hydra_callbacks import Checked, Point, refuse, speaks
+from microp.points.hydra_app import Checked, Point, refuse, speaks
 from microp.points.planned import Planned
 from microp.points.run import equal_points
 from microp.records import owner_of, run_seconds
 from microp.results import unscaled
-from microp.terminal import TO_RUN, DryPoint, console, show_dry_points
+from microp.terminal import Column, console, paragraph, show_columns, swept_columns
+
+TO_RUN = "to run"
+ABOUT_TIME = (
+    "time: of the finished launches of the same question, median; else the predicted time of the steps; "
+    "- if neither is known."
+)
+
+
+class DryPoint(NamedTuple):
+    """A point that would be run."""
+
+    overrides: list[str]  # what was typed for it
+    state: str  # `done`, `to run`, `invalid`, or which other process runs it
+    run_id: str | None = None  # the name of its run; None if it is invalid
+    steps: int = 0  # the number of steps to run
+    seconds: float | None = None  # the time that it is predicted to take; None if nothing is known
 
 
 def show_dry_run(checked: Sequence[Checked], skipped: int, problems: list[str], resumes: bool) -> NoReturn:
@@ -61,7 +77,7 @@ def _show(checked: Sequence[Checked], points: list[Point], resumes: bool) -> Non
             shown.append(DryPoint(overrides, "invalid"))
         elif runs[point.made.run_id] is point:
             shown.append(_dry_point(point, known, resumes))
-    show_dry_points(shown)
+    _show_points(shown)
 
 
 def _dry_point(point: Point, known: Mapping[str, Sequence[float]], resumes: bool) -> DryPoint:
@@ -74,3 +90,44 @@ def _dry_point(point: Point, known: Mapping[str, Sequence[float]], resumes: bool
     owner = owner_of(planned.run)
     state = f"run by {owner}" if owner else TO_RUN
     return DryPoint(point.overrides, state, job.run_id, len(list(job.phases())), seconds)
+
+
+def _show_points(points: Sequence[DryPoint]) -> None:
+    """Print the table of the points, and below it what is to be run."""
+    typed = [dict(word.partition("=")[::2] for word in point.overrides) for point in points]
+    keys = dict.fromkeys(key for words in typed for key in words)
+    differing = [key for key in keys if len({words.get(key) for words in typed}) > 1]
+    heading = "a dry run" if len(points) == 1 else f"a dry run of {len(points)} points, the same in all"
+    same = [f"{key}={typed[0][key]}" for key in keys if key not in differing and key != "dry_run"]
+    paragraph(f"{heading}: {' '.join(same)}" if same else heading.removesuffix(", the same in all"), style="")
+    if points:
+        asked = swept_columns({key: [words.get(key, "-") for words in typed] for key in differing})
+        results = [
+            Column("state", [point.state for point in points], "left", 95),
+            Column("steps", [str(point.steps or "-") for point in points], importance=80),
+            Column("time", [_duration(point.seconds) for point in points], importance=90, about=ABOUT_TIME),
+            Column("run", [point.run_id or "-" for point in points], "left", 20),
+        ]
+        show_columns([*asked, *results], "a wider terminal")
+    paragraph(_total(points), style="")
+
+
+def _total(points: Sequence[DryPoint]) -> str:
+    """Return how many points are in which state, and the steps and the time of those to run."""
+    states = Counter(point.state for point in points)
+    counts = [f"{number} {state}" for state, number in states.items() if state != TO_RUN]
+    if rest := [point for point in points if point.state == TO_RUN]:
+        known = [point.seconds for point in rest if point.seconds is not None]
+        time = f", about {_duration(sum(known))}" if known else ""
+        and_more = f" and what {len(rest) - len(known)} of them take" if 0 < len(known) < len(rest) else ""
+        counts.append(f"{len(rest)} to run: {sum(point.steps for point in rest)} steps{time}{and_more}")
+    return f"{', '.join(counts) or 'nothing is known to run'}. Nothing was started."
+
+
+def _duration(seconds: float | None) -> str:
+    """Return a time in the unit that matters: `0.8 s`, `12 s`, `3.3 min`, `2.1 h`."""
+    if seconds is None:
+        return "-"
+    if seconds < 99.5:
+        return f"{seconds:.{int(seconds < 9.95)}f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,43 +1,69 @@
-"""Runs a command as a Hydra application, with different exit codes for bad input and for a failure.
+"""Runs a command as a Hydra application: all its points are checked before the first one runs.
 
 ::
 
-    before the first point   the input is refused ──────────► one line per problem, exit code 2
-    in a point               the machine refuses something ─► the table so far, one line, exit code 1
+    Hydra ── on_..._start ──► every point composed, read, prepared ── one is bad ──► one line per problem, exit code 2
+          ── task ──────────► point after point, each takes what was prepared for it
+                              └─ the machine refuses something ──► the table so far, one line, exit code 1
+          ── on_..._end ────► end
 
 With HYDRA_FULL_ERROR=1 in the environment, or with hydra.verbose=true, tracebacks are printed too.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
 import os
 import sys
+import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from microp.config import (
+    NOTHING_LEFT,
     REFUSED,
+    Composed,
+    Config,
     ConfigError,
+    Knobs,
     RunError,
     Stop,
+    compose_points,
+    is_basic,
     key_page,
     log_traceback,
+    plain,
+    read_composed,
+    read_config,
     refusal,
     register,
     sweep_page,
     tracebacks,
+    typed_overrides,
+    what_runs,
     with_profiles,
+    word_problems,
 )
-from microp.points.hydra_callbacks import PointsCallback, chooses_points, refuse, stop_for
-from microp.system import CONF, leave_reader, see_current_folder
+from microp.records import RecordError, in_a_line
+from microp.system import CONF, is_joined, leave_reader, see_current_folder
 from microp.terminal import console
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
+BAD_INPUT = 2
+SILENT_S = 10  # the longest time that another rank of torchrun waits for rank 0 to print what is wrong, in seconds
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 
 def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
@@ -115,3 +141,220 @@ def _log_to_terminal() -> None:
         logging.getLogger(name).handlers = [handler]
     if os.environ.get(FULL_ERROR) == "1":
         tracebacks.setLevel(logging.DEBUG)
+
+
+# --- the points of a command --------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """One point of a command."""
+
+    overrides: list[str]  # the overrides that were typed for it
+    config: Config  # the configuration that Hydra composed
+    made: Any  # the result of `PointsCallback.prepare`: a job or a pricing job
+
+
+class Checked(NamedTuple):
+    """A point of a command as it was checked: what was typed for it, and either the point or what is wrong with it."""
+
+    overrides: list[str]
+    point: Point | None
+    problems: list[str]
+
+
+def stop_on_error(method: Callable[P, None]) -> Callable[P, None]:
+    """Return a callback that ends the program if it fails; Hydra would only warn."""
+
+    @functools.wraps(method)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception as error:
+            raise stop_for(error) from error
+
+    return wrapped
+
+
+def stop_for(error: Exception) -> Stop:
+    """Return what ends the command after an error that is not the user's input: what the machine refused, or a bug."""
+    if isinstance(error, BrokenPipeError):
+        raise error  # what reads the output, such as `head`, has seen enough
+    if isinstance(error, OSError):
+        return Stop(in_a_line(error))
+    if isinstance(error, RecordError):
+        return Stop(str(error))
+    text = " ".join(str(error).split())
+    return Stop(f"{type(error).__name__}{f': {text}' if text else ''} (HYDRA_FULL_ERROR=1 shows where)")
+
+
+class PointsCallback(Callback):
+    """Hydra's callback before and after all points of a command; a single run is one point."""
+
+    began: ClassVar[PointsCallback | None] = None  # this process's, once all points are valid, so that runs may begin
+    skipped: Sequence[list[str]] = ()  # the overrides of the points that `skip` leaves out
+    _prepared: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def prepare(cls, config: Config) -> Any:
+        """Check a point and return what its task needs, or raise ConfigError."""
+        raise NotImplementedError
+
+    @classmethod
+    def take(cls, config: Config) -> Any:
+        """Return what was prepared for a point; it is prepared now if that was done in another process."""
+        made = cls._prepared.pop(_key(config), None)
+        return cls.prepare(config) if made is None else made
+
+    @classmethod
+    def task(cls, run: Callable[[Any, Any], Any]) -> Callable[[DictConfig], Any]:
+        """Return Hydra's task: a point's configuration, and what was prepared for it, are given to a function."""
+
+        def task(node: DictConfig) -> Any:
+            config = read_config(node)
+            return run(config, cls.take(config))
+
+        return task
+
+    def problems_together(self, config: DictConfig, points: list[Point]) -> list[str]:
+        """Return what is wrong with valid points as points of one command."""
+        return []
+
+    def begin(self, config: DictConfig, points: list[Point]) -> None:
+        """React to the start of the command: all points are valid, and nothing has been started."""
+
+    def end(self, config: DictConfig) -> None:
+        """React to the end of the last point."""
+
+    def show_finished(self) -> bool:
+        """Show what is finished of a command that ends before its last point; return whether it is a sweep."""
+        return False
+
+    def close(self) -> None:
+        """Close what the command left open, however it ended."""
+
+    def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
+        """Show what the command would do with its points and exit; `skip` leaves `skipped` others out."""
+
+    def check(self, composed: Composed, knobs: Knobs) -> Checked | None:
+        """Check and prepare a point, and add its knobs; None if `skip` leaves it out."""
+        try:
+            if composed.config is None:
+                return Checked(composed.overrides, None, composed.problems)
+            asked, lacking = read_composed(composed.config)
+            if asked.skip:
+                return None
+            knobs.add(asked, lacking)
+            config = what_runs(asked)
+            made = self._prepared[_key(config)] = self.prepare(config)
+            return Checked(composed.overrides, Point(composed.overrides, config, made), [])
+        except REFUSED as error:
+            return Checked(composed.overrides, None, refusal(error))
+
+    @stop_on_error
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        words = typed_overrides(config.hydra.overrides)
+        problems = word_problems(words)
+        self._start(config, [Composed(words, None if problems else config, problems)])
+
+    @stop_on_error
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        try:
+            composed = compose_points(config)
+        except REFUSED as error:
+            refuse(refusal(error))
+        if is_basic(config.hydra.sweeper) and launches_in_turn(config.hydra.launcher):
+            config.hydra.sweeper.max_batch_size = 1  # else Hydra composes all points again before the first one
+        self._start(config, composed)
+
+    @stop_on_error
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        """Remove the file in which Hydra repeats the whole command, secrets included; plan.json has it without them."""
+        if is_sweep(config):
+            (Path(config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
+
+    @stop_on_error
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """Release the point's configurations, which Hydra would keep until the last point has run."""
+        job_return.cfg = job_return.hydra_cfg = None
+
+    @stop_on_error
+    def on_run_end(self, config: DictConfig, **_: Any) -> None:
+        self.end(config)
+
+    on_multirun_end = on_run_end
+
+    def _start(self, config: DictConfig, composed: list[Composed]) -> None:
+        knobs = Knobs()
+        every = [(asked.overrides, self.check(asked, knobs)) for asked in composed]
+        checked = [point for _, point in every if point is not None]
+        self.skipped = [overrides for overrides, point in every if point is None]
+        if composed and not checked:
+            refuse([NOTHING_LEFT])
+        points = [valid for _, valid, _ in checked if valid is not None]
+        problems = knobs.problems + self.problems_together(config, points)
+        if speaks():
+            for note in knobs.notes:
+                console.note(note)
+        if any(node is not None and node.get("dry_run") for node in (config, *(asked.config for asked in composed))):
+            self.dry_run(config, checked, len(self.skipped), problems)
+        if problems := [problem for point in checked for problem in point.problems] + problems:
+            refuse(list(dict.fromkeys(problems)))
+        log.debug("%s composed and checked", "1 point is" if len(points) == 1 else f"{len(points)} points are")
+        PointsCallback.began = self
+        self.begin(config, points)
+
+
+def _key(config: Config) -> str:
+    return json.dumps(plain(config), sort_keys=True, default=str)
+
+
+def is_sweep(config: DictConfig) -> bool:
+    """Return whether the command is a sweep: `-m`, or a stored sweep."""
+    return bool(config.hydra.mode is RunMode.MULTIRUN)
+
+
+def launches_in_turn(launcher: DictConfig) -> bool:
+    """Return whether a launcher runs the points of a sweep one after the other, as Hydra's own does."""
+    return bool(launcher._target_.endswith(".BasicLauncher"))
+
+
+def config_name() -> str:
+    """Return the name of the running point's primary configuration: `config`, or that of a stored sweep."""
+    return str(HydraConfig.get().job.config_name)
+
+
+def overrides() -> list[str]:
+    """Return the overrides of the running point as they were typed."""
+    return typed_overrides(HydraConfig.get().overrides)
+
+
+def chooses_points() -> bool:
+    """Return whether the running point was chosen by a sweeper that learns from the points before it, as Optuna's."""
+    return sweep_folder() is not None and not is_basic(HydraConfig.get().sweeper)
+
+
+def runs_beside_others() -> bool:
+    """Return whether the running point's launcher runs several points of the sweep at the same time."""
+    return sweep_folder() is not None and not launches_in_turn(HydraConfig.get().launcher)
+
+
+def sweep_folder() -> Path | None:
+    """Return the folder of the running point's sweep; None for a single run."""
+    if not HydraConfig.initialized() or HydraConfig.get().mode is not RunMode.MULTIRUN:
+        return None
+    return Path(HydraConfig.get().sweep.dir)
+
+
+def speaks() -> bool:
+    """Return whether this process writes to the terminal; of a torchrun launch only rank 0 does."""
+    return not is_joined() or os.environ["RANK"] == "0"
+
+
+def refuse(problems: Sequence[str]) -> NoReturn:
+    """Print what has to be changed, and exit with code 2; nothing has been started."""
+    if not is_joined() or os.environ["LOCAL_RANK"] == "0":  # each host may have problems of its own
+        for problem in problems:
+            console.error(problem)
+    else:  # torchrun stops all ranks of a host as soon as one exits, so the one that speaks must be the first
+        time.sleep(SILENT_S)
+    raise SystemExit(BAD_INPUT)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.config import Config, typed_folder, unused
-from microp.points.hydra_callbacks import overrides
+from microp.points.hydra_app import overrides
 from microp.records import snapshots
 from microp.results import PointRow
 from microp.settings import TrackingSettings

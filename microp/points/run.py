@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from microp.config import Config, RunError, config_checks, make_job, read_config
 from microp.job import Job
-from microp.points.hydra_callbacks import (
+from microp.points.hydra_app import (
     PointsCallback,
     chooses_points,
     config_name,

@@ -25,12 +25,11 @@ from microp.config import (
     make_job,
     nothing_to_resume,
     plain,
-    predicted_seconds,
     read_config,
 )
 from microp.job import Job
 from microp.points.dry_run import show_dry_run
-from microp.points.hydra_callbacks import (
+from microp.points.hydra_app import (
     Checked,
     Point,
     PointsCallback,
@@ -57,12 +56,10 @@ from microp.records import (
     read_env,
 )
 from microp.results import PointRow, read_point, unscaled, write_table
-from microp.settings import SlurmSettings
 from microp.system import is_joined, override, redact_words
-from microp.terminal import console, show_runs, step_drawing
+from microp.terminal import console, show_runs, show_step
 
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
-PREDICTED = 100  # points of a sweep of which the time is predicted: a prediction takes some hundredths of a second
 
 
 class SweepCallback(PointsCallback):
@@ -167,9 +164,7 @@ class SweepCallback(PointsCallback):
         self._is_first = not any(Path(config.output_dir, "runs").glob("*"))
         waiting = [point for name, point in self._points.items() if not self._finished(name)]
         if speaks():
-            one_by_one = len(waiting) > 1 and not any(isinstance(p.config.launch, SlurmSettings) for p in waiting)
-            known = [predicted_seconds(point.config, point.job) for point in waiting[:PREDICTED] if one_by_one]
-            board.open([len(list(point.job.phases())) for point in waiting], known)
+            board.open([len(list(point.job.phases())) for point in waiting])
             texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
             for warning in dict.fromkeys(texts):
                 console.warn(warning)
@@ -199,7 +194,7 @@ class SweepCallback(PointsCallback):
         self._add_chosen()
         rows = self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) == 1:
-            step_drawing.show(rows[0].folder, rows[0].summary)
+            show_step(rows[0].folder, rows[0].summary)
         done = [row for row in rows if row.summary["status"] == "finished"]
         sweep = (experiment_of(config.hydra.job.config_name) or "") if self._plan else None
         print_next_commands(Path(config.output_dir), self._tracking.reachable(), done, sweep)

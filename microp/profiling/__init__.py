@@ -2,11 +2,10 @@
 
 ::
 
-    make_plan ─► Case ── samples_of ─► fit_times ──► Profile ── forecast ──► step, bubble and memory of a run
+    Case ── samples_of ─► fit_times ──► Profile ── forecast ──► step, bubble and memory of a run
 """
 
-from microp.profiling.cases import make_plan
-from microp.profiling.fit import crowded_factors, fit_times, fit_transport, line, row_factors
+from microp.profiling.fit import fit_times, fit_transport, line
 from microp.profiling.forecast import (
     Forecast,
     forecast,
@@ -28,4 +27,4 @@ from microp.profiling.profile import (
     read_plain,
     to_plain,
 )
-from microp.profiling.samples import BACKWARD, FEWEST, FULL, USUAL, WEIGHT, Case, Sample, between, samples_of
+from microp.profiling.samples import FEWEST, USUAL, Case, Sample, between, samples_of

@@ -8,26 +8,20 @@ Times are fitted by least squares of the relative error, separately at each numb
 `factor` and `added` depend on what the rank ran before: after another op less of what an action needs is in the
 processor's caches, both of its layers' weights (a factor) and of the code that every action runs (the same for any
 number of layers).
-
-Two factors come beside the fitted times: that of numbers of rows between those of the cases, where a time does not lie
-on the line, and that of ranks that share cores, whose caches another rank has filled and which are woken late: the
-speed at which a simulated step takes as long as the measured one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from microp.job import Workload
-from microp.profiling.forecast import speed_of, stage_costs
-from microp.profiling.profile import TIMES, After, Profile, Transport, interpolate
+from microp.profiling.profile import TIMES, After, Transport, interpolate
 from microp.profiling.samples import (
     BACKWARD,
     CHECKPOINTED,
@@ -37,11 +31,8 @@ from microp.profiling.samples import (
     USUAL,
     WEIGHT,
     Between,
-    Case,
     Sample,
 )
-from microp.schedule import spread
-from microp.simulator import simulate_on_cores
 from microp.system import MIB
 
 ROUNDS = 8  # the factors and the times are fitted in turn
@@ -49,8 +40,6 @@ LIKE = {CHECKPOINTED: FORWARD, RECOMPUTED: FULL}  # what these follow counts as 
 LEAST = 0.5  # of the mean factor: noise divides the time between the factor and what is added
 MOST = 4.0  # times longer or shorter after another op; beyond is noise, which other numbers of rows would inherit
 ALIKE = 1.3  # stages whose times differ by less do not show what is added apart from the factor
-SLOWEST = 0.2  # a lower factor of ranks that share cores is not looked for
-HALVINGS = 10  # of the range in which it lies
 Table = dict[str, tuple[float, ...]]
 
 
@@ -295,59 +284,3 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     lines = np.array([[1 / y, x / y] for x, y in points])
     fixed, slope = _not_negative(lines, np.ones(len(points)))
     return fixed, slope
-
-
-# --- factors beside the fitted times ----------------------------------------------------------------
-
-
-def numbers_of_rows(batch: int) -> list[int]:
-    """Return every number of rows that a microbatch of a batch can have, ascending."""
-    return sorted({rows for chunks in range(1, batch + 1) for rows in (batch // chunks, -(-batch // chunks))})
-
-
-def row_factors(
-    rows: Sequence[int], times: Mapping[str, Sequence[float]], places: Sequence[float]
-) -> dict[str, tuple[float, ...]]:
-    """Return, by op, the factor at each number of rows; none where there are no two places to draw a line through.
-
-    `rows` ascend, `times` has by op the time at each of them; `places` are the numbers of rows of a profile, at which
-    the factor is 1; those within `rows` count.
-    """
-    inside = [place for place in places if rows[0] <= place <= rows[-1]]
-    if len(inside) < 2:
-        return {}
-    found = {}
-    for op, own in times.items():
-        known = [interpolate(rows, own, place) for place in inside]
-        lines = [interpolate(inside, known, count) if count <= inside[-1] else 0.0 for count in rows]
-        found[op] = tuple(time / line if line > 0 else 1.0 for time, line in zip(own, lines, strict=True))
-    return found
-
-
-def crowded_factors(profile: Profile, kinds: Sequence[int], cases: Sequence[Case], backend: str) -> tuple[float, ...]:
-    """Return the factor at each of the profile's numbers of rows, 1 if there are no cases."""
-    found = defaultdict[float, list[float]](list)
-    for case in cases:
-        found[case.rows].append(_factor(profile, kinds, case, backend))
-    return _nearest({rows: float(np.mean(factors)) for rows, factors in found.items()}, profile.rows)
-
-
-def _factor(profile: Profile, kinds: Sequence[int], case: Case, backend: str) -> float:
-    """Return the factor of one case, from `SLOWEST` to 1, by halving that range."""
-    began = np.min([times[:, 0, 1] for times in case.times], axis=0)
-    ended = np.max([times[:, -1, 2] for times in case.times], axis=0)
-    measured = float(np.median(ended - began)) / 1e6
-    chunks = case.schedule.chunks
-    rows = tuple(spread(round(case.rows * chunks), chunks))
-    workload = Workload(case.schedule, case.sizes, rows, case.checkpointing)
-    costs = stage_costs(profile, kinds, workload, backend)
-    low, high = SLOWEST, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        speed = speed_of(replace(profile, crowded=(middle,) * len(profile.rows)), case.rows)
-        spans = simulate_on_cores(case.schedule, costs, speed)
-        if float(spans.end.max() - spans.start.min()) > measured:
-            low = middle
-        else:
-            high = middle
-    return high

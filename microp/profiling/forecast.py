@@ -89,15 +89,15 @@ def sum_times(
 def speed_of(profile: Profile, rows: float, replicas: int = 1) -> Callable[[int], float]:
     """Return the rule of `simulate_on_cores`: how fast a rank computes beside others, over its speed in the profile.
 
-    Replicas compute at the same time.
+    Replicas compute at the same time. More ranks than cores have equal shares of them; what taking turns costs is left
+    out, because it changes from hour to hour (lab book, 2026-11-23).
     """
     alone, together, cores = 1 / profile.alone_at(rows), profile.ranks, profile.machine.cores
-    crowded = profile.crowded_at(rows)
 
     def speed(in_a_pipeline: int) -> float:
         computing = in_a_pipeline * replicas
         if computing > cores:
-            return crowded * cores / computing
+            return cores / computing
         if computing >= together or together == 1:
             return 1.0
         return alone + (1 - alone) * (computing - 1) / (together - 1)

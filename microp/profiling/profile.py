@@ -9,8 +9,7 @@
 
 The times are those of a chain of layers on ranks that all compute, each op after what it usually follows: F after F,
 a full backward after another, B after F, W after B. `after` tells the time after anything else, `checkpointed` is the
-factor of a forward that keeps only its input, `alone` that of a rank that computes alone, and `crowded` what is left of
-the speed of ranks that share cores.
+factor of a forward that keeps only its input, and `alone` that of a rank that computes alone.
 """
 
 from __future__ import annotations
@@ -83,9 +82,6 @@ class Profile:
     after: Mapping[str, Mapping[str, After]]
     checkpointed: tuple[float, ...]  # the factor of a forward that keeps only its input
     alone: tuple[float, ...]  # the factor of a time while no other rank computes
-    # the factor of a rank's speed while more ranks compute than there are cores, beside its share of the cores; below 1
-    # because taking turns costs time
-    crowded: tuple[float, ...]
     transports: Mapping[str, Transport]  # by name; TORCH is one, with its own hops and its own time between actions
     optimizer: tuple[float, float]  # of a step of the optimizer: the fixed part, and per MiB of weights
     edges: tuple[float, float]  # before a step's first action, and between its last action and the optimizer
@@ -95,9 +91,6 @@ class Profile:
     path: str = ""
     optimizer_kind: str = ADAM.kind  # whose steps were measured, see `OptimizerSettings.kind`
     computing: Computing = AS_WRITTEN  # how the layers computed
-    fine_rows: tuple[float, ...] = ()  # numbers of rows, also between those of `rows`
-    # name -> at each of these, the factor of a time that is interpolated between `rows`
-    row_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     load: float | None = None  # the machine's load average before the measurement; None: not known
     peak_gflops: float | None = None  # what a rank reaches in a product of matrices, in 1e9 operations per second
 
@@ -127,14 +120,14 @@ class Profile:
         `shares` is name of `TIMES` -> what ran before -> the share of the actions that follow it; `keeps` tells whether
         a forward keeps its activations.
         """
-        times = {name: self._time(name, values, rows) for name, values in self.layers[kind].items()}
+        times = {name: interpolate(self.rows, values, rows) for name, values in self.layers[kind].items()}
         for name, own in shares.items():
             times[name] *= self._mean(name, own, rows, 1)
         return self._kept(LayerTimes(**times), rows, keeps)
 
     def fixed_times(self, rows: float, shares: Mapping[str, Mapping[str, float]], keeps: bool = True) -> LayerTimes:
         """Return the part of the actions' times that does not depend on their layers; see `layer_times`."""
-        times = {name: self._time(name, values, rows) for name, values in self.fixed.items()}
+        times = {name: interpolate(self.rows, values, rows) for name, values in self.fixed.items()}
         for name, own in shares.items():
             times[name] = times[name] * self._mean(name, own, rows, 1) + self._mean(name, own, rows, 0)
         return self._kept(LayerTimes(**times), rows, keeps)
@@ -153,16 +146,6 @@ class Profile:
     def alone_at(self, rows: float) -> float:
         """Return the factor of a time while no other rank computes."""
         return interpolate(self.rows, self.alone, rows, at_least=0.1)
-
-    def crowded_at(self, rows: float) -> float:
-        """Return the factor of a rank's share of the cores while more ranks compute than there are cores."""
-        return self._inside(self.crowded, rows)
-
-    def _time(self, name: str, values: Sequence[float], rows: float) -> float:
-        time, factors = interpolate(self.rows, values, rows), self.row_factors.get(name.replace("recompute", "forward"))
-        if not factors or not self.fine_rows[0] <= rows <= self.fine_rows[-1]:
-            return time
-        return time * interpolate(self.fine_rows, factors, rows)
 
     def _inside(self, factors: Sequence[float], rows: float) -> float:
         """Return a factor between the numbers of rows; beyond them that of the nearest."""

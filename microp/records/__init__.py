@@ -15,7 +15,6 @@ from microp.records.recorder import (
     RankRecorder,
     last_attempt,
     new_attempt,
-    room_needed,
     shift_moments,
     write_json,
     write_schedule,

@@ -30,10 +30,6 @@ _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, Nam
 class WriteError(OSError):
     """A file cannot be written, for a reason that the next run would meet too; the message names path and remedy."""
 
-    def __init__(self, message: str, no_room: bool = False) -> None:
-        super().__init__(message)
-        self.no_room = no_room  # whether the reason is a full disk
-
 
 def unwritable(path: Path, error: OSError, nbytes: int = 0) -> WriteError:
     """Return the error that tells why a file of `nbytes` cannot be written."""
@@ -41,7 +37,7 @@ def unwritable(path: Path, error: OSError, nbytes: int = 0) -> WriteError:
         folder = _first_folder(path)
         disk = next(parent for parent in (folder, *folder.parents) if parent.is_mount())
         room = f"{size_text(nbytes)} needed, {size_text(_free(folder))} free"
-        return WriteError(f"no room in {disk} for {path} ({room}): free some, {_INSTEAD}", no_room=True)
+        return WriteError(f"no room in {disk} for {path} ({room}): free some, {_INSTEAD}")
     if error.errno in _NO_DESCRIPTORS:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         remedy = f"a process may have {limit}; raise it, for example ulimit -n 4096"

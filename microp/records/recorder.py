@@ -96,15 +96,6 @@ def write_schedule(attempt: Path, schedule: Schedule) -> None:
     write_text(attempt / "schedule.txt", to_text(schedule))
 
 
-def room_needed(attempt: Path, steps: int) -> int:
-    """Return how many bytes the rows of a run's `steps` take that an attempt has not written, if all are alike."""
-    needed = 0.0
-    for path in attempt.glob("steps.rank*.jsonl"):
-        if rows := path.read_bytes().count(b"\n"):
-            needed += path.stat().st_size / rows * max(0, steps - rows)
-    return round(needed)
-
-
 def last_attempt(run: Path) -> int:
     """Return the number of a run's last attempt, 0 if there is none."""
     return max((number_of(path) for path in attempts(run)), default=0)

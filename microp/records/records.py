@@ -161,13 +161,9 @@ def _check_length(attempt: Path, kind: str, rank: int, rows: int, written: int) 
         raise unreadable(attempt / f"{kind}.rank{rank}.jsonl", f"it has {rows} of {written} rows")
 
 
-def read_json(path: Path, remedy: str = AGAIN) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        RecordError: the file cannot be read; its message ends with the remedy.
-    """
-    return _parsed(path, json.loads, remedy)
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file, or raise RecordError: it cannot be read."""
+    return _parsed(path, json.loads, AGAIN)
 
 
 def read_config(attempt: Path) -> dict[str, Any]:

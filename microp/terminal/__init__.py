@@ -6,7 +6,8 @@
                      results: the figures ─────────┴─► columns: fit the width ─► console
 """
 
-from microp.terminal.console import err, error, note, out, warn
-from microp.terminal.dry_run_table import TO_RUN, DryPoint, show_dry_points
+from microp.terminal.columns import Column, extremes, paragraph
+from microp.terminal.columns import show as show_columns
+from microp.terminal.console import err, out
 from microp.terminal.progress import Board
-from microp.terminal.run_table import show_runs
+from microp.terminal.run_table import show_runs, show_step, swept_columns

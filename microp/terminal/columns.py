@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from microp.terminal.console import out
 
 GAP = 2  # blanks between two columns
 CUT = "…"
@@ -55,15 +56,15 @@ class Column:
         return width if self.shortest is None else min(width, self.shortest)
 
 
-def show(console: Console, columns: Sequence[Column], whole: str, parts: Mapping[int, str] | None = None) -> None:
-    """Print a table that fits the console; below it what was left out, and what the columns that are shown mean.
+def show(columns: Sequence[Column], whole: str, parts: Mapping[int, str] | None = None) -> None:
+    """Print a table that fits the terminal; below it what was left out, and what the columns that are shown mean.
 
     `whole` says where everything can be found, for example the path of a CSV file. `parts` has the headings of the
     table's parts, each by the number of its first row.
     """
 
     def room(widths: Sequence[int]) -> int:
-        return console.width - sum(widths) - GAP * (len(widths) - 1)
+        return out.width - sum(widths) - GAP * (len(widths) - 1)
 
     kept = list(columns)
     while len(kept) > 1 and room([column.least for column in kept]) < 0:
@@ -78,19 +79,19 @@ def show(console: Console, columns: Sequence[Column], whole: str, parts: Mapping
     for row in zip(*(column.values for column in kept), strict=True):
         cells = zip(kept, row, strict=True)
         table.add_row(*(Text(value, column.style, no_wrap=True, overflow="ellipsis") for column, value in cells))
-    with console.capture() as captured:
-        console.print(table)
+    with out.capture() as captured:
+        out.print(table)
     lines = captured.get().splitlines(keepends=True)
     for number, line in enumerate(lines, start=len(columns[0].values) - len(lines)):  # of the headings it is below 0
         if heading := (parts or {}).get(number):
-            paragraph(console, heading, "bold")
-        console.file.write(line)
+            paragraph(heading, "bold")
+        out.file.write(line)
     if left_out := [column.name for column in columns if column not in kept]:
-        paragraph(console, f"left out, no room: {', '.join(left_out)} (whole in {whole})")
+        paragraph(f"left out, no room: {', '.join(left_out)} (whole in {whole})")
     elif narrow and CUT in captured.get():
-        paragraph(console, f"{CUT} stands for what had no room (whole in {whole})")
+        paragraph(f"{CUT} stands for what had no room (whole in {whole})")
     if sentences := dict.fromkeys(column.about for column in kept if column.about):
-        paragraph(console, " ".join([*sentences, PAGE]))
+        paragraph(" ".join([*sentences, PAGE]))
 
 
 def _rows(columns: Sequence[Column], without: Column | None = None) -> int:
@@ -98,10 +99,10 @@ def _rows(columns: Sequence[Column], without: Column | None = None) -> int:
     return len(set(zip(*(column.values for column in columns if column.is_key and column is not without), strict=True)))
 
 
-def paragraph(console: Console, text: str, style: str = "dim") -> None:
+def paragraph(text: str, style: str = "dim") -> None:
     """Print a text that is wrapped between words, so that a path can be copied."""
-    lines = textwrap.fill(text, console.width, break_long_words=False, break_on_hyphens=False)
-    console.print(lines, style=style, soft_wrap=True, markup=False)
+    lines = textwrap.fill(text, out.width, break_long_words=False, break_on_hyphens=False)
+    out.print(lines, style=style, soft_wrap=True, markup=False)
 
 
 def counted(size: int, what: str) -> str:

@@ -10,16 +10,9 @@ from rich.console import Console
 
 PIPE_WIDTH = 120  # characters per line where there is neither a terminal nor COLUMNS in the environment
 
-
-def _width() -> int | None:
-    """Return the width of standard output; None: `rich` asks the terminal."""
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isdigit() and int(asked):
-        return int(asked)
-    return None if sys.stdout.isatty() else PIPE_WIDTH
-
-
-out = Console(highlight=False, width=_width())
+out = Console(
+    highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "0") != "0" else PIPE_WIDTH
+)
 err = Console(stderr=True, highlight=False)
 
 

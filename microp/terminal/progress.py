@@ -5,8 +5,7 @@
     2/6 1f1b-m8-k2-0c9a4b1e  ━━━━━━━━━╸━━━━  14/26 steps
     all points               ━━━━╸━━━━━━━━━  1/6 points    0:00:21
 
-A point weighs as much of the sweep's bar as it is predicted to take, so that the time that is left follows from what
-the part before has taken. If the time of a point is not known, all weigh as many as they have steps.
+A point weighs as much of the sweep's bar as it has steps.
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ class Board:
             speed_estimate_period=ESTIMATE_S,
         )
 
-    def open(self, steps: Sequence[int], seconds: Sequence[float | None] = ()) -> None:
-        """Start the bars for points with these numbers of steps, and predicted times of these steps if known."""
+    def open(self, steps: Sequence[int]) -> None:
+        """Start the bars for points with these numbers of steps."""
         self.is_open = True
-        known = [time for time in seconds if time is not None]
-        self._weights = known if len(known) == len(steps) else list(map(float, steps))
+        self._weights = list(steps)
         self._ended = 0  # points
         self._sweep = self._progress.add_task("all points", done="")
         self._show_sweep()
@@ -61,13 +59,13 @@ class Board:
 
     def add(self, steps: int) -> None:
         """Add a point that was not known when the bars were started."""
-        self._weights.append(float(steps))
+        self._weights.append(steps)
         self._show_sweep()
 
     def skip(self) -> None:
         """Count a point of those that were to be run as done, because another process has run it."""
         if self.is_open:
-            self._weights[self._ended : self._ended + 1] = [0.0]
+            self._weights[self._ended : self._ended + 1] = [0]
             self._ended += 1
             self._show_sweep()
 

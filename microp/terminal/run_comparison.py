@@ -73,14 +73,14 @@ def show_comparison(a: Group, b: Group, limit: int) -> None:
     decides = "samples_per_s" if "config.batch_size" in pairing.compared else "step_ms"  # the batches differ
     main = figures[figures["figure"] == decides]
     if figures["pair"].nunique() == 1:
-        show(out, [Column("figure", list(figures["figure"]), "left", 9), *_sides(figures)], "--csv")
+        show([Column("figure", list(figures["figure"]), "left", 9), *_sides(figures)], "--csv")
         if comparison := main["comparison"].iloc[0]:
             per = "step" if decides == "step_ms" else "sample"
-            paragraph(out, f"time per {per}: {comparison.sentence(a.word, b.word)}", "bold")
+            paragraph(f"time per {per}: {comparison.sentence(a.word, b.word)}", "bold")
         return
     shown = main[: limit or None]
-    paragraph(out, f"{decides}:", "")
-    show(out, [*(Column(key, list(shown[key]), "left", 5, 8) for key in pairing.keys), *_sides(shown)], "--csv")
+    paragraph(f"{decides}:", "")
+    show([*(Column(key, list(shown[key]), "left", 5, 8) for key in pairing.keys), *_sides(shown)], "--csv")
     if more := len(main) - len(shown):
         out.print(f"{more} more pairs: -n 0 shows all", style="dim")
     out.print()
@@ -92,10 +92,10 @@ def _show_groups(pairing: Pairing, a: Group, b: Group) -> None:
     sides = {"A": a, "B": b}
     for (side, group), alone in zip(sides.items(), pairing.alone, strict=True):
         rest = f", {counted(alone, 'question')} without a partner" if alone else ""
-        paragraph(out, f"{side}: {counted(len(group.rows), 'launch')}{rest} ({group.word})", "")
+        paragraph(f"{side}: {counted(len(group.rows), 'launch')}{rest} ({group.word})", "")
     same = {spelling(column): text_of(a.rows[column].iloc[0]) for column in pairing.same}
     named = [f"{key}={same[key]}" for key in _MAIN if key in same]
-    paragraph(out, f"same: {' '.join(named)}, {counted(len(same) - len(named), 'other key')}", "")
+    paragraph(f"same: {' '.join(named)}, {counted(len(same) - len(named), 'other key')}", "")
     machine = [column for column in map(str, a.rows) if column in b.rows and column.startswith(_ENVIRONMENT)]
     machine = [column for column in machine if {*a.rows[column].map(text_of)} != {*b.rows[column].map(text_of)}]
     if differ := [*pairing.compared, *machine]:
@@ -103,7 +103,7 @@ def _show_groups(pairing: Pairing, a: Group, b: Group) -> None:
         for side, group in sides.items():
             listed.append(Column(side, [_several(group.rows, column) for column in differ], "left", 0, 8))
         out.print()
-        show(out, listed, "--csv")
+        show(listed, "--csv")
     out.print()
     for side, group in sides.items():
         if group.unfinished:
@@ -186,4 +186,4 @@ def _show_overall(figures: pd.DataFrame) -> None:
         Column("least - largest", extents),
         Column("verdicts", verdicts, "left"),
     ]
-    show(out, table, "--csv")
+    show(table, "--csv")

@@ -162,8 +162,8 @@ def show_list(runs: Runs, names: Sequence[str], limit: int) -> None:
     of_all = f"{len(runs.rows)} of " if runs.filters else ""
     asked = " with " + " ".join(condition.text for condition in runs.filters) if runs.filters else ""
     total = counted(len(runs.all), "run")
-    paragraph(out, f"{of_all}{total} in {runs.folder}{asked}, newest first: {states}")
-    show(out, chosen, "--csv")
+    paragraph(f"{of_all}{total} in {runs.folder}{asked}, newest first: {states}")
+    show(chosen, "--csv")
     if more := len(runs.rows) - len(rows):
         out.print(f"{more} more: -n 0 shows all", style="dim")
     failed = rows.dropna(subset="message")
@@ -171,10 +171,10 @@ def show_list(runs: Runs, names: Sequence[str], limit: int) -> None:
         line = " ".join(f"{status}: {run}: {message}".split())
         out.print(line if len(line) <= out.width else line[: out.width - 1] + CUT, soft_wrap=True, markup=False)
     if len(failed):
-        paragraph(out, "whole messages: --columns=run,message --csv")
+        paragraph("whole messages: --columns=run,message --csv")
     named = runs.unreadable[: NAMED if limit else None]
     for reason in named:
-        paragraph(out, f"left out: {reason}", "")
+        paragraph(f"left out: {reason}", "")
     if more := len(runs.unreadable) - len(named):
         out.print(f"{more} more cannot be read: -n 0 names them", style="dim")
 
@@ -223,7 +223,7 @@ def delete(runs: Runs, single: bool, yes: bool) -> int:
         Column("W&B runs", list(map(str, wandb))),
         Column("size", list(map(size_text, sizes))),
     ]
-    show(out, table, "the run's folder")
+    show(table, "the run's folder")
     belonging = [counted(len(flat), "attempt"), counted(sum(wandb), "W&B run"), size_text(sum(sizes))]
     summary = f"{counted(len(doomed), 'run')} ({', '.join(belonging)})"
     if not yes and not sys.stdin.isatty():

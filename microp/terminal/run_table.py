@@ -13,10 +13,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from microp.records import clocks_text, read_traced_step
 from microp.results import (
     PointRow,
     asked,
@@ -30,6 +32,7 @@ from microp.results import (
 )
 from microp.terminal.columns import Column, extremes, number, paragraph, show
 from microp.terminal.console import error, out
+from microp.trace import screen, timeline
 
 SWEPT = 79  # importance of the columns of swept keys: step ms, bubble, peak and ratios stay longer
 LONG = 8  # characters to which values of keys may be shortened
@@ -46,7 +49,7 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key="finished".__ne__))
     heading = f"{states[0]}:" if len(rows) == 1 else f"{counts}, the same in all:"
     configs, typed = [row.config for row in rows], [row.overrides for row in rows]
-    paragraph(out, " ".join([heading, *same(configs, typed[0], out.width - len(heading) - 1)]), style="")
+    paragraph(" ".join([heading, *same(configs, typed[0], out.width - len(heading) - 1)]), style="")
     columns, parts = asked(configs, typed), parts_of(configs, typed)
     names, headings = [" ".join(point) for point in zip(*parts.values(), strict=True)], {}
     if parts and len(rows) >= LONG_PART * len({*names}):
@@ -54,7 +57,7 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
         rows, names = [rows[place] for place in order], [names[place] for place in order]
         columns = {key: [texts[place] for place in order] for key, texts in columns.items() if key not in parts}
         headings = {names.index(name): f"{name}: {_about_part(name, names, rows, columns)}" for name in names}
-    show(out, [*swept_columns(columns), *results(rows)], whole, headings)
+    show([*swept_columns(columns), *results(rows)], whole, headings)
     if disturbed := [row for row in rows if row.disturbed]:
         several = len(rows) > 1
         which = f"{len(disturbed)} of {len(rows)} runs" if several else "this run"
@@ -64,9 +67,9 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
         kinds = dict.fromkeys(reason.kind for row in disturbed for reason in row.disturbed)
         if kinds.keys() <= {"nominal", "overruns"}:
             remedy = "the real work takes longer than it was told: use longer times, or a smaller model.dim"
-        paragraph(out, f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
+        paragraph(f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
     for sentence in filter(None, [*verdicts(rows), small_microbatches(rows), *one_process(rows)]):
-        paragraph(out, sentence, style="")
+        paragraph(sentence, style="")
     for row in rows:
         if row.message and len(rows) > 1:  # a single failure has just been shown
             error(f"{row.folder}: {row.message}")
@@ -216,3 +219,31 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "disturbed": {"justify": "left", "style": "yellow", "shortest": LONG},
     "status": {"justify": "left"},
 }
+
+
+# --- the step of a single run --------------------------------------------------------------------------
+
+RANKS, ACTIONS = 8, 4000  # the most of a step that is drawn unasked; reading these takes a few hundredths of a second
+
+
+def show_step(attempt: Path, summary: Mapping[str, Any]) -> None:
+    """Print the measured step of a run, if the run is finished and the step is small."""
+    if summary["status"] != "finished":
+        return
+    if summary["ranks"] > RANKS or summary["actions"] > ACTIONS * max(1, summary["steps"] * summary["replicas"]):
+        return
+    step = read_traced_step(attempt, summary)
+    if step is None:
+        return
+    shown, above = screen(out.file), [name for name in step.panels if name != "measured"]
+    lines = timeline(
+        step.panels,
+        shown.columns,
+        sums=step.sums,
+        in_header=above,
+        predicted=summary.get("predicted"),
+        replicas=summary["replicas"],
+        clocks=clocks_text(summary),
+    )
+    out.print()
+    print(shown.text(lines), file=out.file, flush=True)

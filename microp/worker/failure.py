@@ -85,7 +85,7 @@ def first_error(attempt: Path) -> RankError | WriteError | None:
 
 
 def _error_of(row: Row, log: Path) -> RankError | WriteError:
-    return WriteError(row["message"], row["no_room"]) if row["cannot_write"] else RankError(row["message"], log)
+    return WriteError(row["message"]) if row["cannot_write"] else RankError(row["message"], log)
 
 
 # --- numbers that are not finite ------------------------------------------------------------------

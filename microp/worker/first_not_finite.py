@@ -36,10 +36,6 @@ LONGEST_S = 60.0  # steps that took longer are not repeated
 Start = Callable[[Job, Path, float, Callable[[Job, Comms, int, Path], Any]], dict[int, Any]]
 
 
-class DivergedRunError(RankError):
-    """A run has diverged; the message names the first action after which something was not finite."""
-
-
 def explained(error: RankError, job: Job, attempt: Path, shutdown_s: float, start: Start) -> RankError:
     """Return the error of a run that has diverged with the first action after which something was not finite.
 
@@ -60,7 +56,7 @@ def explained(error: RankError, job: Job, attempt: Path, shutdown_s: float, star
     if first is None:
         return error
     said, (_, step, what) = diverged[0].rpartition(": ")[0], first
-    return DivergedRunError(f"{said}; the first that was not finite: {what}: {remedy(job, step)}", error.log)
+    return RankError(f"{said}; the first that was not finite: {what}: {remedy(job, step)}", error.log)
 
 
 def _repeatable(job: Job, attempt: Path) -> Job | None:

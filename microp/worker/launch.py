@@ -4,7 +4,7 @@
 
     launch_ranks   this process ─► forkserver (torch loaded) ─► rank 0, rank 1, ...
 
-`joined` is for ranks that torchrun has started; `threads` runs them as threads of this process.
+`hosts` is for ranks that torchrun has started; `threads` runs them as threads of this process.
 """
 
 from __future__ import annotations

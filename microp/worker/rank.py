@@ -99,7 +99,6 @@ def _error_row(error: BaseException, job: Job, comms: Comms) -> Row:
         "diverged": isinstance(error, DivergedError),
         "lost_peer": isinstance(cause, ConnectionError | TimeoutError),
         "cannot_write": isinstance(error, WriteError),
-        "no_room": isinstance(error, WriteError) and error.no_room,
         "time": time.time(),
         "traceback": traceback.format_exc(),
     }

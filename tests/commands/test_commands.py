@@ -115,10 +115,3 @@ def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
         assert float(action) > 0
         assert float(there_and_back) > 0
     assert len(re.findall(r"start and end of a point, [28] ranks, .*: \d+\.\d\d s", said)) == 3
-
-
-def test_transports_are_compared_beside_others(tmp_path):
-    words = ["--busy", "0", "1", "--launches", "1"]
-    done = ran(*words, folder=tmp_path, program="microp.null_stages")
-    rows = re.findall(r"^ +(1|16) +([01]) +1 +\d+ \(\d+\) +\d+ \(\d+\) +[\d.]+ \[", done.stdout, re.MULTILINE)
-    assert rows == [("1", "0"), ("1", "1"), ("16", "0"), ("16", "1")]

@@ -1,6 +1,5 @@
 """A profile is measured by its command, and then a run is predicted before its ranks start."""
 
-import os
 import re
 import time
 
@@ -12,8 +11,7 @@ from user import ran, read
 
 from microp.config import lacks_profile, make_job, predict, predicted_seconds
 from microp.profiling import TORCH, Transport
-from microp.profiling.cases import make_plan
-from microp.records import read_profile, read_rows
+from microp.records import read_rows
 from microp.settings import Computing
 from microp.trace.timeline import number
 
@@ -36,16 +34,6 @@ def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
     assert "gloo: hop " in done.stdout
     assert "torch: hop " in done.stdout
     assert "peak of a rank: " in done.stdout
-    assert all(0 < factor <= 1 for factor in read_profile(path).crowded)
-    assert read_profile(path).fine_rows[0] == 1.0
-
-
-@pytest.mark.parametrize(("cores", "ranks"), [(1, {2}), (2, {4}), (4, set())])
-def test_some_cases_have_more_ranks_than_cores_if_there_are_layers_for_them(cores, ranks, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    plan = make_plan(make_job(configured(*MODEL, "batch_size=64")))
-    assert {len(case.schedule.ranks) for case in plan.crowded} == ranks
-    assert {case.schedule.chunks for case in plan.crowded} == {each * most for each in (2, 6) for most in ranks}
 
 
 def test_a_run_is_predicted_before_its_ranks_start(profiled):

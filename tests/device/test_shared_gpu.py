@@ -13,9 +13,9 @@ from configs import config, problems, warnings
 from conftest import small_job
 from user import until
 
+from microp.commands.profiling import make_cases
 from microp.config import machine_of, make_job, memory_cap
 from microp.device import Cpu, Utilisation, gpu_of
-from microp.profiling.cases import make_plan
 from microp.records import summarise
 from microp.settings import DeviceSettings
 from microp.settings.device import CudaSettings
@@ -113,9 +113,8 @@ def test_a_profile_of_a_gpu_uses_a_rank_per_gpu_and_names_the_card(two_gpus, mon
     """Ranks by the number of cores, as on a CPU, would ask for GPUs that are not there."""
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     for words in (("device=cuda",), SHARED):
-        plan = make_plan(make_job(config(*words)))
+        plan = make_cases(make_job(config(*words)))
         assert {case.ranks for case in plan.together} == {2}
-        assert not plan.crowded
         assert not plan.transports  # those of a CPU cannot move a GPU's tensors
     assert machine_of("cuda", 1).processor == "a card"
     assert machine_of("cpu", 1).processor == processor()

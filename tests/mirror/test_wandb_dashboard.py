@@ -113,6 +113,6 @@ def test_without_a_key_a_server_the_extra_or_runs_it_is_one_error(command, exper
     code, said = command("hop_latency", f"--outputs={experiment}")
     assert (code, said.err.count("\n")) == (1, 1)
     assert "W&B's server http://127.0.0.1:9 cannot be reached (Connection refused)" in said.err
-    monkeypatch.setattr("microp.commands.dashboard.find_spec", lambda name: None)
+    monkeypatch.setattr("microp.dashboard.find_spec", lambda name: None)
     code, said = command("hop_latency", f"--outputs={experiment}", "--print")
     assert (code, said.err.count("\n"), "needs wandb-workspaces" in said.err) == (2, 1, True)

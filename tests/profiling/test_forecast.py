@@ -13,10 +13,10 @@ from microp.job import Workload
 from microp.model import build_model
 from microp.model.inspection import layer_work
 from microp.planner import EstimatedPrices
-from microp.profiling import forecast, read_plain, row_factors, stage_costs, to_plain
-from microp.profiling.fit import numbers_of_rows
+from microp.profiling import forecast, read_plain, stage_costs, to_plain
+from microp.profiling.profile import interpolate
 from microp.records import ProfileError, find_profile, read_profile, write_profile
-from microp.schedule import Action, Op, builders, spread
+from microp.schedule import Action, Op, builders
 from microp.schedule.builders import chimera, gpipe, one_f_one_b, seq_1f1b
 from microp.settings import NEVER, Checkpointing, DeviceSettings, EstimateSettings, GptSettings, MlpSettings
 
@@ -80,21 +80,9 @@ def test_a_profile_is_read_as_it_was_written_and_found_for_its_machine_and_model
         read_profile(tmp_path / "nowhere.yaml")
 
 
-# --- a time between two measured numbers of rows is not on the line between them ------------------
-@pytest.mark.parametrize("batch", [1, 7, 48, 240])
-def test_every_microbatch_of_a_batch_is_among_them(batch):
-    found = numbers_of_rows(batch)
-    assert found == sorted(set(found))
-    assert set(found) == {rows for chunks in range(1, batch + 1) for rows in spread(batch, chunks)}
-
-
-def test_the_factor_is_what_a_line_misses():
-    rows, ms = [8, 10, 11, 16, 20, 32], [1.0, 1.25, 1.5, 2.0, 2.75, 4.0]
-    found = row_factors(rows, {"forward": ms}, [8.0, 16.0, 32.0, 64.0])["forward"]
-    assert found == pytest.approx((1, 1, 1.5 / 1.375, 1, 2.75 / 2.5, 1))
-    found = row_factors([2, 8, 16], {"full": [1.0, 2.0, 3.0]}, [8.0, 16.0])["full"]
-    assert found == pytest.approx((1 / 1.25, 1, 1))  # below the first place the line goes on
-    assert row_factors([2, 8], {"full": [1.0, 2.0]}, [8.0, 16.0]) == {}  # one place gives no line
+def test_a_time_between_two_measured_numbers_of_rows_is_on_the_line_through_them():
+    assert [interpolate((8, 16, 64), (1, 3, 9), rows) for rows in (12, 4, 128)] == [2, 0, 17]
+    assert interpolate((8,), (5,), 99) == 5
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5])
@@ -102,17 +90,6 @@ def test_a_time_that_is_none_is_refused(wrong):
     given = to_plain(profile(MODEL))
     with pytest.raises(ValueError, match=f"{wrong} is no number from 0"):
         read_plain({**given, "edges": [0.1, wrong]}, "file")
-
-
-def test_a_profile_uses_the_factors_between_its_rows():
-    """Its forward takes 1 + 0.1 per row at 8 and 64 rows; what is recomputed takes as much."""
-    factors = {"forward": (1.0, 1.1, 1.2, 1.0)}
-    given = profile(MODEL, after={}, fine_rows=(8.0, 20.0, 30.0, 64.0), row_factors=factors)
-    given = read_plain(to_plain(given), "file")
-    for rows, factor in ((8, 1.0), (20, 1.1), (25, 1.15), (30, 1.2), (64, 1.0), (70, 1.0), (4, 1.0)):
-        times = given.layer_times(1, rows, {})
-        assert times.forward == times.recompute == pytest.approx((1 + 0.1 * rows) * factor)
-        assert times.full == pytest.approx(2 * (1 + 0.1 * rows))
 
 
 GPT = GptSettings("gpt", 4, 32, "float32", 4, 16, 0.0, 1000)

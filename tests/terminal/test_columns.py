@@ -6,6 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from microp.terminal import columns as columns_module
 from microp.terminal.columns import PAGE, Column, number, paragraph, show
 
 PATHS = [f"/home/somebody/data/corpora/{name}/train/part-0001.txt" for name in ("books", "code", "mail")]
@@ -24,7 +25,9 @@ RESULTS = [
 
 def printed(columns: list[Column], width: int) -> list[str]:
     file = io.StringIO()
-    show(Console(file=file, width=width, highlight=False), columns, "outputs/table.csv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns_module, "out", Console(file=file, width=width, highlight=False))
+        show(columns, "outputs/table.csv")
     return file.getvalue().splitlines()
 
 
@@ -53,10 +56,10 @@ def test_a_value_is_printed_as_it_is():
     assert [line.strip() for line in lines] == ["device.per", "[layer,row]", "[bold]"]
 
 
-def test_a_paragraph_is_wrapped_between_words_and_keeps_paths():
-    file = io.StringIO()
-    paragraph(Console(file=file, width=30, highlight=False), f"the whole table is in {PATHS[0]} and nowhere else")
-    lines = [line.strip() for line in file.getvalue().splitlines()]
+def test_a_paragraph_is_wrapped_between_words_and_keeps_paths(monkeypatch, capsys):
+    monkeypatch.setattr(columns_module, "out", Console(width=30, highlight=False))
+    paragraph(f"the whole table is in {PATHS[0]} and nowhere else")
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines == ["the whole table is in", PATHS[0], "and nowhere else"]
 
 

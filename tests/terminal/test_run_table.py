@@ -15,7 +15,7 @@ from microp.records import DISTURBANCES, disturbances
 from microp.records.disturbance import Disturbance
 from microp.results import PointRow, one_process, small_microbatches, unscaled, verdicts, write_table
 from microp.results.verdicts import BRACKETS
-from microp.terminal import run_table
+from microp.terminal import columns, run_table
 
 FOUND = {"run_id": "a", "status": "finished", "schedule": "gpipe", "device": "cpu", "ranks": 2, "replicas": 1}
 FOUND |= {"step_ms": {"median": 61.23, "p10": 60.0, "p90": 63.0, "n": 20}, "samples_per_s": 4180.9, "overruns": 0}
@@ -48,7 +48,8 @@ def row(words: str, env=None, message=None, **changes) -> PointRow:
 @pytest.fixture
 def lines(monkeypatch, capsys):
     def printed(rows, width=120):
-        monkeypatch.setattr(run_table, "out", Console(width=width, highlight=False))
+        for module in (run_table, columns):
+            monkeypatch.setattr(module, "out", Console(width=width, highlight=False))
         run_table.show_runs(rows, "outputs/sweeps/now/table.csv")
         return capsys.readouterr().out.splitlines()
 

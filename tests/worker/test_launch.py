@@ -121,7 +121,7 @@ def test_a_full_disk_on_which_torch_s_launcher_stumbles_is_named(tmp_path, monke
     monkeypatch.setattr(launch, "elastic_launch", lambda *_: stumble)
     with pytest.raises(json.JSONDecodeError):
         launch_ranks(small_job(), tmp_path, 3)
-    monkeypatch.setattr(launch, "full_disk", lambda path: WriteError(f"no room for {path}", no_room=True))
+    monkeypatch.setattr(launch, "full_disk", lambda path: WriteError(f"no room for {path}"))
     with pytest.raises(WriteError, match="no room for .*logs"):
         launch_ranks(small_job(), tmp_path, 3)
 
