@@ -93,6 +93,8 @@ def _import(options: argparse.Namespace) -> None:
     # 1. read
     if options.name is not None and not re.fullmatch(r"[\w-]+", options.name):
         raise foreign.TraceError(f"--name {options.name}: use letters, digits, - and _")
+    if exists := next((path for path in (options.profile, options.csv) if path and path.exists()), None):
+        raise foreign.TraceError(f"{exists} is there already: give another name, or remove it")
     with err.status("reading the trace"):
         read = foreign.read_lanes(options.files, foreign.read_names(options.names))
         traced = foreign.align(foreign.make_steps(*read))

@@ -50,7 +50,7 @@ from microp.records import write_text
 from microp.schedule import Schedule, uniform
 from microp.settings import EstimateSettings, broken_rules, quoted
 from microp.system import GIB, MIB, size_text
-from microp.terminal import Column, console, err, out, paragraph, show_columns
+from microp.terminal import Column, bar, console, out, paragraph, show_columns
 
 SEARCHED = ("schedule", "chunks", "partition", "checkpointing", "replicas", *(f"schedule.{key}" for key in KNOBS))
 SLICES = (2, 4)  # that are tried by themselves
@@ -176,8 +176,8 @@ def main() -> None:
 
 def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
     """Search the plans of one point and print them, or raise ConfigError if nothing fits."""
-    with err.status("searching plans") as status:
-        found = search(plan.pricer, plan.space, plan.cap, lambda share: status.update(f"searching plans: {share:.0%}"))
+    with bar("searching plans") as tick:
+        found = search(plan.pricer, plan.space, plan.cap, tick)
     if plan.cap is not None and not found.front:
         raise ConfigError([_too_little(plan, found, plan.cap)])
     name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]

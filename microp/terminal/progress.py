@@ -11,7 +11,7 @@ A point weighs as much of the sweep's bar as it has steps.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,15 @@ from microp.terminal.console import err
 
 POLL_S = 0.25  # between two looks at a rank's rows; long, because the ranks need the cores
 ESTIMATE_S = 24 * 3600.0  # of the past, from which the time that is left is estimated
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[float], None]]:
+    """Show a bar with the time that is left, and give the function that is told the share that is done."""
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as shown:
+        task = shown.add_task(what, total=1.0)
+        yield lambda share: shown.update(task, completed=share)
 
 
 class Board:

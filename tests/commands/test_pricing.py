@@ -155,6 +155,25 @@ def test_predicted_memory_is_what_a_run_measures(comms, whole, tmp_path):
         assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.008), words
 
 
+EVERY_TENSOR = "gpipe 1f1b zb_h1 zb_h2 zb_v v_half dualpipe_v interleaved dualpipe chimera".split()
+
+
+@pytest.mark.parametrize("comms", ["shm", "threads"])
+def test_no_tensor_between_stages_is_forgotten(comms, tmp_path):
+    """Four ranks of microbatches so small that one tensor is half a percent; the steps of the optimizer are left out."""
+    of = "model.dim=64 model.layers=16 batch_size=64 chunks=8 ranks=4 device.threads=1"
+    words = [f"schedule={name} checkpointing={mode} {of}" for name in EVERY_TENSOR for mode in (*MODES, "segments")]
+    configs = [composed(f"{each} comms={comms}") for each in words]
+    jobs = list(map(make_job, configs))
+    if comms == "threads":
+        measured = in_threads(4, lambda comms: training.peak_memory(jobs, jobs[0], comms, 0, Path()))
+    else:
+        measured = launch_ranks(jobs[0], tmp_path, 3, partial(training.peak_memory, jobs))
+    for number, (each, config) in enumerate(zip(words, configs, strict=True)):
+        peaks = [measured[rank][number] for rank in range(4)]
+        assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, abs=0.1 * 8 * 64 * 4 / 2**20), each
+
+
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_v"])
 def test_predicted_memory_of_large_microbatches_is_exact_where_backwards_are_divided(schedule):
     """Without a transport's mailboxes, where activations are most of the memory: the peak lies in an I."""
