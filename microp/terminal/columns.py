@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,10 +72,10 @@ def show(columns: Sequence[Column], whole: str, parts: Mapping[int, str] | None 
         kept.remove(min(reversed(kept), key=lambda column: (column in alike, column.importance)))
     narrow = room([column.width for column in kept]) < 0
     table = Table(pad_edge=False, box=None, header_style="bold", padding=(0, GAP, 0, 0), show_edge=False)
-    for column in kept:
-        fixed = None if column.shortest else column.least if narrow else column.width
-        name = column.name.replace(".", ".\n") if narrow and column.shortest else column.name
-        table.add_column(Text(name), justify=column.justify, vertical="bottom", width=fixed, overflow="fold")
+    names = [column.name.replace(".", ".\n") if narrow and column.shortest else column.name for column in kept]
+    widths = _narrow(kept, names, room) if narrow else [column.width for column in kept]
+    for column, name, width in zip(kept, names, widths, strict=True):
+        table.add_column(Text(name), justify=column.justify, vertical="bottom", width=width, overflow="fold")
     for row in zip(*(column.values for column in kept), strict=True):
         cells = zip(kept, row, strict=True)
         table.add_row(*(Text(value, column.style, no_wrap=True, overflow="ellipsis") for column, value in cells))
@@ -92,6 +92,19 @@ def show(columns: Sequence[Column], whole: str, parts: Mapping[int, str] | None 
         paragraph(f"{CUT} stands for what had no room (whole in {whole})")
     if sentences := dict.fromkeys(column.about for column in kept if column.about):
         paragraph(" ".join([*sentences, PAGE]))
+
+
+def _narrow(columns: Sequence[Column], names: Sequence[str], room: Callable[[Sequence[int]], int]) -> list[int]:
+    """Return the widths of columns whose values are cut; what is left goes to words of headings, then to values."""
+    widths, values = [each.least for each in columns], [max(map(cell_len, each.values)) for each in columns]
+    words = [max(map(cell_len, name.split()), default=0) for name in names]
+    for at in sorted(range(len(columns)), key=lambda at: words[at] - widths[at]):
+        if words[at] - widths[at] <= room(widths):
+            widths[at] = max(widths[at], words[at])
+    while room(widths) > 0 and (lacking := [at for at, width in enumerate(widths) if width < values[at]]):
+        for at in lacking[: room(widths)]:
+            widths[at] += 1
+    return widths
 
 
 def _rows(columns: Sequence[Column], without: Column | None = None) -> int:
