@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 ROWS = 32  # the most ranks of a timeline in the terminal
 MATTERS = ("schedule", "ranks", "chunks", "device", "partition", "checkpointing")
 WHOLE = "the objects of output=json"
-FILES = "timeline.svg timeline.png trace.json schedule.txt schedule.csv"
+FILES = "timeline.svg timeline.pdf timeline.png trace.json schedule.txt schedule.csv"
 _COLUMNS: tuple[tuple[str, int, Callable[[dict[str, Any]], str], str], ...] = (  # heading, importance, text, meaning
-    ("makespan", 90, lambda price: f"{price['makespan']:g}", "in the costs' unit"),
+    ("makespan", 90, lambda price: f"{price['makespan']:g}", "in ms of a device with times, else in the costs' unit"),
     ("closed form", 60, lambda price: _known(price["closed_form"]["makespan"]), "the makespan by formula"),
     ("gpipe", 80, lambda price: f"{price['bubble']['gpipe']:.4f}", "the bubble as idle / total time"),
     ("megatron", 40, lambda price: f"{price['bubble']['megatron']:.4f}", "as idle / ideal time"),
@@ -61,6 +61,7 @@ class Price:
 
     def __init__(self, job: PricingJob) -> None:
         self.schedule, self._costs = job.schedule, job.costs
+        self._unit = trace.Scale(1, "ms", " ms") if job.is_in_ms else trace.UNITS
         self.timeline: Simulated = simulate(job.schedule, job.costs)
         self.sums = trace.reductions(self.schedule, self.timeline, job.costs.reduction) if job.costs.reduction else []
         self.figures: dict[str, Any] = _plain(self._figures(job))
@@ -70,7 +71,7 @@ class Price:
 
     def _repr_html_(self) -> str:
         panels, sums = {"simulated": self.timeline}, {"simulated": self.sums}
-        return f"{escape(repr(self))}<br>{trace.svg(panels, self.schedule.name, trace.UNITS, sums)}"
+        return f"{escape(repr(self))}<br>{trace.svg(panels, self.schedule.name, self._unit, sums)}"
 
     @property
     def makespan(self) -> float:
@@ -95,19 +96,19 @@ class Price:
             columns: the width of the text, in characters.
         """
         if path is not None:
-            trace.figure({"simulated": self.timeline}, self.schedule.name, Path(path), trace.UNITS)
+            trace.figure({"simulated": self.timeline}, self.schedule.name, Path(path), self._unit)
         return trace.plain(self.lines(columns))
 
     def lines(self, columns: int) -> list[trace.Line]:
         """Return the timeline as lines of text with their looks."""
         name = "simulated"
-        return trace.timeline({name: self.timeline}, columns, ROWS, trace.UNITS, {name: self.sums})
+        return trace.timeline({name: self.timeline}, columns, ROWS, self._unit, {name: self.sums})
 
     def save(self, folder: Path) -> None:
         """Write the timeline, a trace for Perfetto and the schedule in both text forms into `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         panels = {"simulated": self.timeline}
-        trace.figure(panels, folder.name, folder / "timeline", trace.UNITS)
+        trace.figure(panels, folder.name, folder / "timeline", self._unit)
         trace.perfetto(panels, {"simulated": self.schedule}, folder / "trace.json", trace.UNITS)
         (folder / "schedule.txt").write_text(to_text(self.schedule))
         (folder / "schedule.csv").write_text(to_torch_csv(self.schedule))

@@ -39,6 +39,12 @@ class PricingJob:
     workload: Workload | None  # the model's layers on the schedule's stages; None if it has fewer layers than stages
     notes: tuple[str, ...] = ()  # what the user should know of the costs, one sentence each
 
+    @property
+    def is_in_ms(self) -> bool:
+        """Whether the costs are milliseconds: those of a device with times of its own."""
+        has_times = isinstance(self.config.device, EmulatedSettings | EstimateSettings)
+        return has_times and not _are_by_hand(self.config)
+
 
 def make_pricing_job(config: SimulateConfig) -> PricingJob:
     """Return the pricing job that the configuration describes, or raise ConfigError with what is wrong."""
@@ -79,6 +85,8 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
         notes = (*notes, f"times are {prices_of(config).source}")
     if (config.device.is_emulated or chosen.by_costs) and (profile := used_profile(config)) is not None:
         notes = (*notes, *filter(None, [doubt(profile)]))
+    if config.costs.weight is None and config.costs.backward is not None and schedule.input_gradients:
+        notes = (*notes, "costs.weight is not given: W takes no time, and I all of costs.backward")
     if workload is not None:
         notes = (*notes, *not_frozen(config, schedule, chosen.partition))
     return PricingJob(config, schedule, costs, workload, notes)

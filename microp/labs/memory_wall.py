@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     learned = "the numbers that the model learns, each of 4 bytes (default: 1e10)"
     add("--parameters", metavar="N", type=float, default=10e9, help=learned)
     add("--layers", metavar="N", type=int, default=16, help="equal layers that they are divided into (default: 16)")
-    cost = "rows of a batch: for each, every layer keeps its activation until the backward (default: 256)"
+    cost = "rows of a batch: for each, the input and every layer's output are kept until the backward (default: 256)"
     add("--rows", metavar="N", type=int, default=256, help=cost)
     add("--card", metavar="GB", type=float, default=24, help="memory of one card (default: 24, as an RTX 4090 has)")
     options = flags_of(parser, arguments)
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     say(f"\nThe parameters alone are {weights / GB:g} GB: they {verdict} on a card of {options.card:g} GB.")
     layer = total / options.layers
     if layer > card:
-        say(f"Training one layer needs {layer / GB:.1f} GB, more than a card: no cut between layers is enough.")
+        say(f"A layer's part of all that is {layer / GB:.1f} GB, more than a card: no cut between layers is enough.")
         return
     cards = math.ceil(options.layers / (card // layer))
     most = math.ceil(options.layers / cards)

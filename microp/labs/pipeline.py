@@ -25,8 +25,8 @@ from microp.worker import launch_ranks
 
 RANKS = 4
 LATE = 1.02  # of the time that is set for a step
-EMULATED = ["device=emulated", "device.per=[row]", "device.forward_ms=0.3125", "device.backward_ms=0.625"]
-EMULATED += ["model.dim=64", "batch_size=64"]  # F lasts 5 ms for the 16 rows of one of 4 microbatches
+EMULATED = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.078125", "device.backward_ms=0.15625"]
+EMULATED += ["model.dim=64", "batch_size=64"]  # F lasts 5 ms for 4 layers and the 16 rows of one of 4 microbatches
 TAKES = ("ranks", "chunks", "steps", "warmup_steps", *ON_RANKS, "engine", "partition", "replicas", "activation_limit")
 
 SCHEDULES = {"naive": ("naive", 4), "gpipe": ("gpipe", 4), "one_f_one_b": ("1f1b", 8)}  # lab -> schedule, chunks
@@ -95,6 +95,8 @@ def _about_times(job: Job, device: EmulatedSettings) -> str:
     full = list(map(sum, parts))
     forward, backward = (" or ".join(f"{time:.4g}" for time in sorted({*times})) for times in (costs.forward, full))
     rows = f"of {job.mean_rows:g} rows, and half of that for half the rows" if "row" in device.per else "of any size"
+    layers = " or ".join(map(str, sorted({*job.partition.sizes})))
+    rows += f" or layers; a stage has {layers}" * (device.per == ["layer", "row"])
     return (
         f"The times are set, not measured: F lasts {forward} ms and B {backward} ms for a microbatch {rows}. An action "
         "does real but short work, then waits until its time has passed, so that few cores can show many ranks."

@@ -62,6 +62,11 @@ class Model(ABC):
         """The model's own data, see `Layers`; None if it is given text or tokens."""
         return None
 
+    @property
+    def ignores(self) -> bool:
+        """Whether the loss ignores some targets of such data, with which it would be no mean over the rows."""
+        return False
+
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the mean over the rows; `targets` (rows, row_bytes) holds the next byte of each input byte."""

@@ -16,7 +16,7 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from microp.model.own import Layers
+from microp.model.own import IGNORED, Layers
 from microp.model.randomness import seeded
 from microp.model.trial import (
     COARSE,
@@ -38,13 +38,16 @@ _KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # what a loss may ask of its
 )
 
 
-def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> None:
-    """Raise ValueError if the loss would be another one, or have another gradient, in a pipeline."""
+def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> bool:
+    """Raise ValueError if the loss would be another one, or have another gradient, in a pipeline.
+
+    Returns whether it would be if a target of the model's own data were `IGNORED`, which none of those tried is.
+    """
     for trial in trials:
         _check_call(made, layers, trial.outputs[-1], trial.targets)
     if trials[0].is_real:
         _check_alone(made, trials[0])
-    _check_mean(made, trials[0].outputs[-1])
+    return _check_mean(made, trials[0].outputs[-1])
 
 
 def _check_call(made: Layers, layers: Sequence[nn.Module], output: Tensor, tokens: Tensor) -> None:
@@ -84,8 +87,8 @@ def _check_alone(made: Layers, trial: Trial) -> None:
         )
 
 
-def _check_mean(made: Layers, output: Tensor) -> None:
-    """Raise ValueError if the loss is not the mean over the rows, whatever the tokens."""
+def _check_mean(made: Layers, output: Tensor) -> bool:
+    """Raise ValueError if the loss is not the mean over the rows, whatever the tokens; see `check_loss`."""
     logits, targets, groups = _rows_that_differ(made, output)
     failed: Exception | None = None
     for kind in _KINDS:
@@ -112,9 +115,25 @@ def _check_mean(made: Layers, output: Tensor) -> None:
             for group, whole in zip(groups, wholes, strict=True):
                 shapes = f"output {tensor_text(given[group])}, targets {tensor_text(targets[group])}"
                 _compare(whole, apart[group], given.dtype, shapes)
-            return
+            return made.data is not None and _ignores(made, given, targets)
     said = "it is not finite" if failed is None else f"{type(failed).__name__}: {failed}"
     raise ValueError(f"a loss that cannot be tried with numbers ({said}): let it take any numbers of the last layer")
+
+
+def _ignores(made: Layers, given: Tensor, targets: Tensor) -> bool:
+    """Return whether the loss is no mean over the rows once a target is `IGNORED`."""
+    if targets.is_floating_point() or targets.dtype is torch.bool:
+        return False
+    targets = targets.clone()
+    targets.view(len(targets), -1)[0, 0] = IGNORED
+    try:
+        apart = [_loss_of(made, given[row : row + 1], targets[row : row + 1]) for row in range(len(given))]
+        _compare(_loss_of(made, given, targets), apart, given.dtype, "")
+    except ValueError:
+        return True
+    except Exception:  # it takes no such target, and a run with one would fail
+        return False
+    return False
 
 
 def _rows_that_differ(made: Layers, output: Tensor) -> tuple[Tensor, Tensor, list[slice]]:
@@ -159,8 +178,9 @@ def _compare(
     if not are_equal(gradient, torch.cat([part for _, part in parts]) / len(parts), size_of(gradient)):
         raise ValueError(
             "a loss whose gradient is not the mean over the rows: microbatches would not add up, so let every "
-            "row and every token count the same (no ignore_index, no mask, no class weights, no hardest "
-            "tokens), and a Function use the gradient that it is given"
+            "row and every token count the same (no ignore_index, no mask, no hardest tokens; class weights only as "
+            "(weight[targets] * cross_entropy(..., reduction='none')).mean()), and a Function use the gradient that "
+            "it is given"
         )
 
 

@@ -97,6 +97,10 @@ class OwnModel(Model):
         return self._made.loss(logits, targets)
 
     @property
+    def ignores(self) -> bool:
+        return self._settings.facts.ignores
+
+    @property
     def data(self) -> Any:
         if self._made is None and self._settings.facts.rows:
             self.build((), 0)
@@ -106,11 +110,14 @@ class OwnModel(Model):
         return super().some_rows(rows) if self.data is None else own_rows(self.data, 0, rows, 0)
 
 
-def own_rows(data: Any, step: int, rows: int, seed: int) -> tuple[Tensor, Tensor]:
+IGNORED = -100  # torch's default for targets that do not count
+
+
+def own_rows(data: Any, step: int, rows: int, seed: int, *, ignores: bool = False) -> tuple[Tensor, Tensor]:
     """Return the inputs and the targets of a step's batch from a model's own data, see `Layers`.
 
     Raises:
-        ValueError: they are something else.
+        ValueError: they are something else, or some targets are `IGNORED` and the loss `ignores` these.
     """
     with GENERATOR, seeded(derive_seed(seed, "data", step)):
         if is_dataset(data):
@@ -123,6 +130,11 @@ def own_rows(data: Any, step: int, rows: int, seed: int) -> tuple[Tensor, Tensor
         said = (tensor_text(each) if isinstance(each, Tensor) else f"a {type(each).__name__}" for each in pair)
         kinds = ", ".join(said) or f"a {type(made).__name__}"
         raise ValueError(f"not two tensors of {rows} rows, (inputs, targets), but {kinds}")
+    if ignores and (pair[1] == IGNORED).any():
+        raise ValueError(
+            f"targets of step {step} are {IGNORED}, which the loss ignores: microbatches with fewer tokens that count "
+            "would not add up, so let the loss divide by the number of rows"
+        )
     return pair[0], pair[1]
 
 

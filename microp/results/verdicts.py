@@ -112,7 +112,8 @@ def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _stages_per_rank(flat: Mapping[str, Any]) -> int:
-    return int(flat.get("schedule.stages_per_rank", 2 if flat.get("schedule.name") in V_SHAPED else 1))
+    own = flat.get("schedule.stages_per_rank")  # NaN in a table in which other schedules have it
+    return int(own) if own and own == own else 2 if flat.get("schedule.name") in V_SHAPED else 1
 
 
 def one_process(rows: Sequence[PointRow]) -> Iterator[str]:

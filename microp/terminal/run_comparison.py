@@ -143,7 +143,7 @@ def _sides(figures: pd.DataFrame) -> Iterator[Column]:
     interval = "verdict: of timings with the 95\u00a0% interval of A/B."
     yield Column("verdict", [_verdict(line) for line in lines], "left", 7, about=interval)
     if any(line["verdict"] == "too noisy to say" for line in lines):
-        settled = "more launches: of each side, to settle a difference of this size."
+        settled = "more launches: of each side, to settle a difference of this size; of one each, to see their spread."
         yield Column("more launches", [_more(line) for line in lines], importance=4, about=settled)
 
 

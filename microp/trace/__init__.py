@@ -9,7 +9,7 @@
 """
 
 from microp.trace.drawing import DRAWN, figure, save, sheet, svg
-from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, UNITS, shade
+from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, UNITS, Scale, shade
 from microp.trace.metrics import (
     bubble_fraction,
     busy,

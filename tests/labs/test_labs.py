@@ -74,7 +74,7 @@ def test_another_option_of_a_group_takes_none_of_the_keys_that_the_lab_gives(cap
     job = labs.typed.typed_job("gpipe", "", ["device=cpu"], *labs.pipeline.EMULATED, takes=["device"])
     assert job.device.name == "cpu"
     kept = labs.typed.typed_job("gpipe", "", ["device=emulated"], *labs.pipeline.EMULATED, takes=["device"]).device
-    assert (kept.forward_ms, kept.per) == (0.3125, ["row"])
+    assert (kept.forward_ms, kept.per) == (0.078125, ["layer", "row"])
 
 
 def test_monolith(capsys):
@@ -97,7 +97,7 @@ def test_memory_wall(capsys):
         assert line in text
     for words, line in (
         (["--parameters", "1e9"], "they fit on a card of 24 GB"),
-        (["layers=4"], "Training one layer needs 40.1 GB, more than a card: no cut between layers is"),
+        (["layers=4"], "A layer's part of all that is 40.1 GB, more than a card: no cut between layers is"),
         (["card=1000"], "needs 1 card: at most 16 layers"),
     ):
         memory_wall.main(words)

@@ -14,7 +14,7 @@ from own_model import own_job, settings_of
 from torch import nn
 
 from microp.model import Layers, build_model, inspect_layers
-from microp.model.own import own_rows
+from microp.model.own import IGNORED, own_rows
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 
 MODELS = [images, few_images, regression]
@@ -110,3 +110,33 @@ REFUSED = {  # a part of what the message says -> the layers
 def test_what_will_not_do_is_refused(said):
     with pytest.raises(ValueError, match=re.escape(said)):
         inspect_layers(REFUSED[said], "")
+
+
+def seldom(index):
+    return image(index)[0], IGNORED if index == 3999 else index % 3
+
+
+def by_rows(logits, targets):
+    """Targets that do not count still count as rows."""
+    return F.cross_entropy(logits, targets, reduction="none").mean()
+
+
+def without(logits, targets):
+    return F.cross_entropy(logits, targets, ignore_index=-1)  # and -100 is no target
+
+
+def test_a_target_that_the_loss_ignores_is_refused_when_a_step_has_it():
+    """The trial sees some rows only; without it microbatches with fewer targets that count would not add up."""
+    data = Items(4000, seldom)
+    found = {loss: inspect_layers(broken(data, loss), "").ignores for loss in (F.cross_entropy, by_rows, without)}
+    assert found == {F.cross_entropy: True, by_rows: False, without: False}
+    steps = 4000 // 16  # an epoch: one of its steps has the item
+    refused = []
+    for step in range(steps):
+        try:
+            own_rows(data, step, 16, 0, ignores=True)
+        except ValueError as error:
+            assert f"targets of step {step} are -100, which the loss ignores" in str(error)
+            refused.append(step)
+    assert len(refused) == 1
+    own_rows(data, refused[0], 16, 0)  # a loss that counts it takes it

@@ -5,6 +5,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from user import ROOT
@@ -15,6 +16,7 @@ from microp.records import DISTURBANCES, disturbances
 from microp.records.disturbance import Disturbance
 from microp.results import PointRow, one_process, small_microbatches, unscaled, verdicts, write_table
 from microp.results.verdicts import BRACKETS
+from microp.system import flatten
 from microp.terminal import columns, run_table
 
 FOUND = {"run_id": "a", "status": "finished", "schedule": "gpipe", "device": "cpu", "ranks": 2, "replicas": 1}
@@ -230,6 +232,8 @@ def test_stages_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_
             assert reason is not None
             assert reason.endswith(f"device.per=[layer{',row' * bool(per)}]")
             assert verdicts(rows) == []
+            table = pd.DataFrame([flatten(each.config) for each in rows])  # with NaN where an order lacks a key
+            assert unscaled(table.to_dict("records")) == reason
         rows = [row(f"device=emulated device.per=[layer] batch_size=16 chunks=4 {point}") for point in points]
         assert unscaled([each.config for each in rows]) is None
     both = [row(f"device=emulated ranks={number} chunks={number}") for number in (2, 4)]
