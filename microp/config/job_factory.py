@@ -46,12 +46,14 @@ def make_job(config: Config) -> Job:
     problems = config_checks.problems(config)
     # 1. the order; `text` is that of the builder, which identifies runs
     schedule, text = None, ""
-    pair_notes: tuple[str, ...] = ()
+    order_notes: tuple[str, ...] = ()
     try:
         if not any(problem.startswith(("ranks=", "chunks=")) for problem in broken_rules(config)):
             whole = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
             built = config_checks.as_run(config, whole)
-            pair_notes = () if built is whole else (_about_pairs(config, whole),)
+            order_notes = () if built is whole else (_about_pairs(config, whole),)
+            if built.copies > 1 and config.device.is_emulated:
+                order_notes += (_about_copies(built),)
             limit = config.activation_limit
             schedule = validate(_named(config, built), None if limit is None or limit < 1 else limit)
             log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
@@ -86,7 +88,7 @@ def make_job(config: Config) -> Job:
     job = job_with(config, schedule, chosen.partition, run_id(asked, text), question_id(asked, text))
     if problem := memory_problem(config, job):
         raise ConfigError([problem])
-    return replace(job, resumed=find_resumed(config, job), notes=(*chosen.notes, *pair_notes))
+    return replace(job, resumed=find_resumed(config, job), notes=(*chosen.notes, *order_notes))
 
 
 def job_with(config: Config, schedule: Schedule, partition: Partition, run: str, question: str) -> Job:
@@ -143,6 +145,13 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
 def _about_pairs(config: Config, schedule: Schedule) -> str:
     where = "device.pair_ms gives a pair a time of its own" if config.device.is_emulated else "nothing overlaps here"
     return f"{schedule.name} has {len(schedule.pairs)} pairs, each run as its F, then its B: {where}"
+
+
+def _about_copies(schedule: Schedule) -> str:
+    return (
+        f"{schedule.name} sums the gradients of its {schedule.copies} copies of the model in real time: a part "
+        "of the step (`time_ms.reduction`) but of no prediction: compare bubbles, or leave the machine to it"
+    )
 
 
 def not_frozen(config: Config, schedule: Schedule, partition: Partition) -> list[str]:
