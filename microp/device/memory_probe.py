@@ -154,7 +154,10 @@ class _Probe:
                     entries[unit] = _Watched(entered)
                     del entered
                     found[unit - first] = NOTHING._replace(
-                        activation=meter.bytes - before, shared=shared, input_kept=entries[unit].bytes
+                        activation=meter.bytes - before,
+                        shared=shared,
+                        input_kept=entries[unit].bytes,
+                        in_taped=meter.peak_bytes - meter.bytes,
                     )
                 for unit in reversed(range(first, first + count)):
                     own = found[unit - first]

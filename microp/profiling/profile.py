@@ -152,7 +152,7 @@ class Profile:
         return float(np.interp(rows, self.rows, factors))
 
 
-_LATER = ("input_pending", "gradient_pending")
+_LATER = ("input_pending", "gradient_pending", "in_taped")
 
 
 def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_least: float = 0.0) -> float:

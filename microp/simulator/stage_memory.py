@@ -66,6 +66,7 @@ class LayerMemory(NamedTuple):
         input_kept: the part of `activation` that is the tensor that enters.
         input_pending: the same of `pending`.
         gradient_pending: the part of `pending` that is the gradient of the layer's output.
+        in_taped: needed while F runs, in addition to what it keeps for B: also the output, if it is not kept.
         later: the memory of the slices after the first, which this one is of; empty without slices.
         common: bytes that all layers of a rank have in common, in one place.
         is_idle: whether nothing up to it is trained: it keeps nothing, and has no backward.
@@ -87,6 +88,7 @@ class LayerMemory(NamedTuple):
     input_kept: Size = Size()
     input_pending: Size = Size()
     gradient_pending: Size = Size()
+    in_taped: Size = Size()
     later: tuple[LayerMemory, ...] = ()
     common: int = 0
     is_idle: bool = False
@@ -115,6 +117,7 @@ class LayerBytes(NamedTuple):
     input_kept: float
     input_pending: float
     gradient_pending: float
+    in_taped: float
     is_idle: bool
 
 
@@ -205,7 +208,6 @@ def stage_bytes(
     first, shared = stage[0], stage[-1].shared  # the part of the output that the last layer keeps too
     backward = partial(_backward, segments, count, leaving, split and not leaving)
     sending = shared if holds.messages and not count else 0.0
-    idle = [layer for layer in stage if layer.is_idle]
     inputs = [0.0 if segment[-1].is_idle else segment[0].boundary for segment in segments]
     return StageBytes(
         kept=sum(inputs[1:]) + past,
@@ -213,7 +215,7 @@ def stage_bytes(
         pending=sum(layer.pending for layer in stage) - first.input_pending - stage[-1].gradient_pending,
         gradients=sum(layer.weights for layer in stage),
         rebuilt=rebuilt,
-        in_forward=_in_forward(segments) if count else max(0.0, _in_forward([idle]) - activation),
+        in_forward=_in_forward(segments) if count else _in_taped(stage),
         in_backward=max(0.0, backward(False) - rebuilt),
         in_full=max(0.0, backward(True) - rebuilt),
         in_weight=_in_weight(stage),
@@ -262,7 +264,17 @@ def _in_weight(layers: Sequence[LayerBytes], is_first: bool = False) -> float:
 def _in_forward(segments: Sequence[Sequence[LayerBytes]]) -> float:
     """Return the bytes needed during a forward that keeps the inputs of segments, in addition to these."""
     layers = [(layer, index) for segment in segments for index, layer in enumerate(segment)]
-    return max((layer.in_forward + (layer.boundary if index else 0) for layer, index in layers), default=0.0)
+    return max(layer.in_forward + (layer.boundary if index else 0) for layer, index in layers)
+
+
+def _in_taped(layers: Sequence[LayerBytes]) -> float:
+    """Return the bytes needed during a forward that keeps everything for its backward, in addition to that."""
+    peak = later = 0.0
+    for index, layer in reversed(list(enumerate(layers))):
+        need = layer.in_forward + (layer.boundary if index else 0) if layer.is_idle else layer.in_taped
+        peak = max(peak, need - later)
+        later += layer.activation - layer.shared
+    return peak
 
 
 def _backward(
@@ -290,11 +302,13 @@ def _backward(
         sent: the bytes of the output that its send still holds when its own backward begins.
         is_first: whether it makes the gradients of the weights, which stay.
     """
-    peak, freed = 0.0, 0.0
+    peak, freed, after = 0.0, 0.0, segments[-1]
     for segment in reversed(segments):
         if recomputed:
             entered = 0.0 if segment[0].is_idle else segment[0].boundary  # a part of it that is still there
             freed -= _activation(segment) - entered - sum(layer.past for layer in segment)
+            given = 0.0 if segment is segments[-1] else after[0].boundary  # the gradient of the segment's output
+            peak, after = max(peak, 0.0 if segment[-1].is_idle else _in_taped(segment) + given - freed), segment
         for index in reversed(range(len(segment))):
             layer, kept_by = segment[index], segment[index - 1].shared if index else 0
             is_inner = from_loss and segment is segments[-1] and index + 1 < len(segment)
