@@ -63,9 +63,9 @@ class Model(ABC):
         return None
 
     @property
-    def ignores(self) -> bool:
-        """Whether the loss ignores some targets of such data, with which it would be no mean over the rows."""
-        return False
+    def uneven(self) -> tuple[int, ...]:
+        """The numbers with one of which as a target of such data the loss is no mean over the rows."""
+        return ()
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from microp.model.own import IGNORED, Layers
+from microp.model.own import Layers
 from microp.model.randomness import seeded
 from microp.model.trial import (
     COARSE,
@@ -38,10 +38,15 @@ _KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # what a loss may ask of its
 )
 
 
-def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> bool:
+_IGNORED = (-100, -1, 255)  # what losses ignore by custom; -100 is torch's default
+_MOST_CLASSES, _MOST_NUMBERS = 1_000, 100_000_000  # that are tried: classes, and the numbers of all outputs with them
+
+
+def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> tuple[int, ...]:
     """Raise ValueError if the loss would be another one, or have another gradient, in a pipeline.
 
-    Returns whether it would be if a target of the model's own data were `IGNORED`, which none of those tried is.
+    Returns the numbers with which it would be, if a target of the model's own data were one: the trial sees some rows
+    only, and a number that does not count, or weighs more, may be rare.
     """
     for trial in trials:
         _check_call(made, layers, trial.outputs[-1], trial.targets)
@@ -87,7 +92,7 @@ def _check_alone(made: Layers, trial: Trial) -> None:
         )
 
 
-def _check_mean(made: Layers, output: Tensor) -> bool:
+def _check_mean(made: Layers, output: Tensor) -> tuple[int, ...]:
     """Raise ValueError if the loss is not the mean over the rows, whatever the tokens; see `check_loss`."""
     logits, targets, groups = _rows_that_differ(made, output)
     failed: Exception | None = None
@@ -115,25 +120,31 @@ def _check_mean(made: Layers, output: Tensor) -> bool:
             for group, whole in zip(groups, wholes, strict=True):
                 shapes = f"output {tensor_text(given[group])}, targets {tensor_text(targets[group])}"
                 _compare(whole, apart[group], given.dtype, shapes)
-            return made.data is not None and _ignores(made, given, targets)
+            return () if made.data is None else _uneven(made, given, targets)
     said = "it is not finite" if failed is None else f"{type(failed).__name__}: {failed}"
     raise ValueError(f"a loss that cannot be tried with numbers ({said}): let it take any numbers of the last layer")
 
 
-def _ignores(made: Layers, given: Tensor, targets: Tensor) -> bool:
-    """Return whether the loss is no mean over the rows once a target is `IGNORED`."""
+def _uneven(made: Layers, given: Tensor, targets: Tensor) -> tuple[int, ...]:
+    """Return the numbers with one of which as a target the loss is no mean over the rows.
+
+    Tried are what losses ignore by custom, and the classes that the output may stand for, in the first of two rows.
+    """
     if targets.is_floating_point() or targets.dtype is torch.bool:
-        return False
-    targets = targets.clone()
-    targets.view(len(targets), -1)[0, 0] = IGNORED
-    try:
-        apart = [_loss_of(made, given[row : row + 1], targets[row : row + 1]) for row in range(len(given))]
-        _compare(_loss_of(made, given, targets), apart, given.dtype, "")
-    except ValueError:
-        return True
-    except Exception:  # it takes no such target, and a run with one would fail
-        return False
-    return False
+        return ()
+    given, targets, uneven = given[:2], targets[:2], []
+    classes = min(max(given.shape[1:], default=0), _MOST_CLASSES, _MOST_NUMBERS // given.numel())
+    for number in (*_IGNORED, *range(classes)):
+        tried_targets = targets.clone()
+        tried_targets.view(2, -1)[0, 0] = number
+        try:
+            apart = [_loss_of(made, given[row : row + 1], tried_targets[row : row + 1]) for row in range(2)]
+            _compare(_loss_of(made, given, tried_targets), apart, given.dtype, "")
+        except ValueError:
+            uneven.append(number)
+        except Exception:  # it takes no such target, and a run with one would fail
+            continue
+    return tuple(uneven)
 
 
 def _rows_that_differ(made: Layers, output: Tensor) -> tuple[Tensor, Tensor, list[slice]]:

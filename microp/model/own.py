@@ -97,8 +97,8 @@ class OwnModel(Model):
         return self._made.loss(logits, targets)
 
     @property
-    def ignores(self) -> bool:
-        return self._settings.facts.ignores
+    def uneven(self) -> tuple[int, ...]:
+        return self._settings.facts.uneven
 
     @property
     def data(self) -> Any:
@@ -110,14 +110,11 @@ class OwnModel(Model):
         return super().some_rows(rows) if self.data is None else own_rows(self.data, 0, rows, 0)
 
 
-IGNORED = -100  # torch's default for targets that do not count
-
-
-def own_rows(data: Any, step: int, rows: int, seed: int, *, ignores: bool = False) -> tuple[Tensor, Tensor]:
+def own_rows(data: Any, step: int, rows: int, seed: int, uneven: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
     """Return the inputs and the targets of a step's batch from a model's own data, see `Layers`.
 
     Raises:
-        ValueError: they are something else, or some targets are `IGNORED` and the loss `ignores` these.
+        ValueError: they are something else, or a target is one of `uneven`, with which the loss is no mean over rows.
     """
     with GENERATOR, seeded(derive_seed(seed, "data", step)):
         if is_dataset(data):
@@ -130,10 +127,10 @@ def own_rows(data: Any, step: int, rows: int, seed: int, *, ignores: bool = Fals
         said = (tensor_text(each) if isinstance(each, Tensor) else f"a {type(each).__name__}" for each in pair)
         kinds = ", ".join(said) or f"a {type(made).__name__}"
         raise ValueError(f"not two tensors of {rows} rows, (inputs, targets), but {kinds}")
-    if ignores and (pair[1] == IGNORED).any():
+    if uneven and (found := pair[1][torch.isin(pair[1], torch.tensor(uneven))]).numel():
         raise ValueError(
-            f"targets of step {step} are {IGNORED}, which the loss ignores: microbatches with fewer tokens that count "
-            "would not add up, so let the loss divide by the number of rows"
+            f"a target of step {step} is {int(found[0])}, which the loss ignores or weighs otherwise: microbatches "
+            "would not add up, so let it divide by the number of rows"
         )
     return pair[0], pair[1]
 

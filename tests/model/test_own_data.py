@@ -14,7 +14,7 @@ from own_model import own_job, settings_of
 from torch import nn
 
 from microp.model import Layers, build_model, inspect_layers
-from microp.model.own import IGNORED, own_rows
+from microp.model.own import own_rows
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 
 MODELS = [images, few_images, regression]
@@ -112,8 +112,9 @@ def test_what_will_not_do_is_refused(said):
         inspect_layers(REFUSED[said], "")
 
 
-def seldom(index):
-    return image(index)[0], IGNORED if index == 3999 else index % 3
+def seldom(number, index):
+    """One item of 4,000 is another one."""
+    return image(index)[0], number if index == 3999 else index % 2
 
 
 def by_rows(logits, targets):
@@ -125,12 +126,35 @@ def without(logits, targets):
     return F.cross_entropy(logits, targets, ignore_index=-1)  # and -100 is no target
 
 
-def test_a_target_that_the_loss_ignores_is_refused_when_a_step_has_it():
-    """The trial sees some rows only; without it microbatches with fewer targets that count would not add up."""
-    data = Items(4000, seldom)
-    found = {loss: inspect_layers(broken(data, loss), "").ignores for loss in (F.cross_entropy, by_rows, without)}
-    assert found == {F.cross_entropy: True, by_rows: False, without: False}
-    [step] = [step for step in range(4000 // 16) if (own_rows(data, step, 16, 0)[1] == IGNORED).any()]  # of an epoch
-    own_rows(data, step - 1, 16, 0, ignores=True)
-    with pytest.raises(ValueError, match=f"targets of step {step} are -100, which the loss ignores"):
-        own_rows(data, step, 16, 0, ignores=True)
+def weighing(logits, targets):
+    return F.cross_entropy(logits, targets, weight=torch.tensor([1.0, 1.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "number", "refused"),
+    [
+        (F.cross_entropy, -100, True),
+        (F.cross_entropy, 2, False),
+        (by_rows, -100, False),
+        (without, -1, True),
+        (weighing, 2, True),
+        (weighing, 1, False),
+    ],
+)
+def test_a_rare_target_of_another_weight_is_refused_when_a_step_has_it(loss, number, refused):
+    """The trial sees some rows only; with such a target microbatches would not add up."""
+    data = Items(4000, partial(seldom, number))
+    facts = inspect_layers(broken(data, loss), "")
+    assert (number in facts.uneven) == refused
+    [step] = [step for step in range(4000 // 16) if 3999 in epoch_items(step, 16)]
+    own_rows(data, step - 1, 16, 0, facts.uneven)
+    if refused:
+        with pytest.raises(ValueError, match=f"a target of step {step} is {number}, which the loss ignores or weighs"):
+            own_rows(data, step, 16, 0, facts.uneven)
+    else:
+        own_rows(data, step, 16, 0, facts.uneven)
+
+
+def epoch_items(step, rows):
+    items = Items(4000, lambda index: (torch.zeros(1), index))
+    return own_rows(items, step, rows, 0)[1].tolist()
