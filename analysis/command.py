@@ -101,7 +101,7 @@ def read_report(parser: CommandParser, arguments: list[str] | None) -> tuple[Nam
 
 
 def figures_in(folder: Path, columns: int) -> Path:
-    """Make figures as wide as so many columns, and return where they go: those of one column lie in a folder there."""
+    """Set the width of the figures to one or two columns of a page, and return the folder for them."""
     plot.use_columns(columns)
     return folder / "one-column" if columns == 1 else folder
 
