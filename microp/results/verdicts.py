@@ -60,11 +60,11 @@ def small_microbatches(rows: Sequence[PointRow]) -> str | None:
     """Return why steps took longer with more microbatches: the same rows took longer to compute; None if none did.
 
     Runs are compared that differ in nothing but the number of microbatches, by the time that their ranks compute. The
-    pair is named at which a row's time grew most. Nominal times do not know how well a core is used, and on a machine
-    with other work a row takes longer whatever its microbatch.
+    pair is named at which a row's time grew most. Nominal times do not know how well a core is used, and in a disturbed
+    run a row may take longer whatever its microbatch.
     """
     real = [row for row in rows if row.summary["step_ms"] and row.summary["device"] != "emulated"]
-    trusted = [row for row in real if all(reason.kind == "spread" for reason in row.disturbed)]
+    trusted = [row for row in real if not row.disturbed]
     slower = [
         (_busy_ms(many) / _busy_ms(few), few, many)
         for runs in _alike(trusted, ("chunks", LAUNCH))

@@ -204,7 +204,11 @@ def test_more_microbatches_that_made_a_step_slower_are_explained_by_their_size()
     text = small_microbatches(rows)
     assert text is not None
     assert text.startswith("gpipe took longer with chunks=16 than with 4: a row of a microbatch of 16 took 1.7 times")
-    # faster; slower by the bubble alone; slower beside another schedule; nominal times
+    # disturbed; faster; slower by the bubble alone; slower beside another schedule; nominal times
+    assert small_microbatches([rows[0], rows[2]]) is not None
+    noisy = {"step_ms": {"median": 60.0, "p10": 50.0, "p90": 70.0, "n": 20}}
+    [spread] = disturbances({**FOUND, **noisy}, {})
+    assert small_microbatches([rows[0], rows[2]._replace(disturbed=(spread,))]) is None
     assert small_microbatches([rows[0], of("batch_size=256 chunks=16", 39.0, 0.0)]) is None
     assert small_microbatches([rows[0], of("batch_size=256 chunks=16", 45.0, 0.3)]) is None
     assert small_microbatches([rows[0], of("batch_size=256 chunks=16 schedule=1f1b", 60.0, 0.1)]) is None
