@@ -211,15 +211,15 @@ def held_counts(schedule: Schedule, holds: Holds, spared: Collection[int], rows:
     each action. `spared` are the microbatches that are not recomputed.
     """
     order = order_of(schedule)
-    boxes = _Mailboxes(schedule, order.actions, order.source) if holds.mailboxes else None
+    opens = _open_mailboxes(schedule, order.actions, order.source) if holds.mailboxes else None
     shares = np.array(rows, float) * len(rows) / sum(rows)
     is_spared = np.isin(np.arange(schedule.units), list(spared))
     for rank in range(len(schedule.ranks)):
         counts = _RankCounts(schedule, rank, order.actions, shares, is_spared)
         counts.add_activations()
         counts.add_inputs(holds)
-        if boxes is not None or holds.messages:
-            _add_receives(counts, boxes, holds)
+        if holds.mailboxes or holds.messages:
+            _add_places(counts, opens, holds)
         if holds.messages:
             _add_sends(counts)
         held = np.cumsum(counts.changes, axis=0)
@@ -350,51 +350,46 @@ class _RankCounts:
                 self.add(self.needs, frees[during], made[during], OWN_KEPT)
 
 
-class _Mailboxes:
-    """The mailboxes of all links, as `assign_slots` gives them out.
-
-    Attributes:
-        first: for each action whose input comes from another rank, the action whose input was the first in its mailbox.
-    """
-
-    def __init__(self, schedule: Schedule, actions: Actions, source: Column) -> None:
-        local = np.arange(len(actions)) - actions.first[actions.rank]  # the index in the rank's row
-        last = np.zeros((schedule.stages, schedule.units), np.int64)
-        last[actions.stage, actions.microbatch] = local  # the last action on a (stage, microbatch) is kept
-        self._until, self.first = last[actions.stage, actions.microbatch], np.full(len(actions), NONE)
-        takers, ranks = np.flatnonzero(source != NONE), len(schedule.ranks)
-        links = actions.rank[source[takers]].astype(np.int64) * ranks + actions.rank[takers]
-        takers = takers[np.argsort(links, kind="stable")]  # by link, in the order in which they are received
-        names, begins = np.unique(np.sort(links), return_index=True)
-        of_link = dict(zip(names.tolist(), np.split(takers, begins[1:]), strict=False))  # one rank has no links
-        for link, received in of_link.items():
-            taken = received[np.argsort(source[received])]  # in the order in which they are sent
-            back = of_link.get(link % ranks * ranks + link // ranks, np.zeros(0, np.int64))
-            # What the sender has received from the receiver tells how far that has certainly come.
-            known = np.append(NONE, np.maximum.accumulate(local[source[back]]))
-            heard = known[np.searchsorted(back, source[taken], side="right")]
-            slots = take_slots(self._until[taken].tolist(), heard.tolist())
-            self.first[taken] = taken[np.unique(slots, return_index=True)[1]][slots]
+def _open_mailboxes(schedule: Schedule, actions: Actions, source: Column) -> NDArray[np.bool_]:
+    """Return for each action whether its input is the first in its mailbox, as `assign_slots` gives them out."""
+    local = np.arange(len(actions)) - actions.first[actions.rank]  # the index in the rank's row
+    last = np.zeros((schedule.stages, schedule.units), np.int64)
+    last[actions.stage, actions.microbatch] = local  # the last action on a (stage, microbatch) is kept
+    until, opens = last[actions.stage, actions.microbatch], np.zeros(len(actions), bool)
+    takers, ranks = np.flatnonzero(source != NONE), len(schedule.ranks)
+    links = actions.rank[source[takers]].astype(np.int64) * ranks + actions.rank[takers]
+    takers = takers[np.argsort(links, kind="stable")]  # by link, in the order in which they are received
+    names, begins = np.unique(np.sort(links), return_index=True)
+    of_link = dict(zip(names.tolist(), np.split(takers, begins[1:]), strict=False))  # one rank has no links
+    for link, received in of_link.items():
+        taken = received[np.argsort(source[received])]  # in the order in which they are sent
+        back = of_link.get(link % ranks * ranks + link // ranks, np.zeros(0, np.int64))
+        # What the sender has received from the receiver tells how far that has certainly come.
+        known = np.append(NONE, np.maximum.accumulate(local[source[back]]))
+        heard = known[np.searchsorted(back, source[taken], side="right")]
+        slots = take_slots(until[taken].tolist(), heard.tolist())
+        opens[taken[np.unique(slots, return_index=True)[1]]] = True
+    return opens
 
 
-def _add_receives(counts: _RankCounts, boxes: _Mailboxes | None, holds: Holds) -> None:
-    """Add the places of tensors to come; of mailboxes only for the first tensors in them, after which they stay."""
-    turns = {action: turn for turn, action in enumerate(counts.row)}
-    places = [
-        (turns[action], turns[counts.schedule.consumers[made]])
-        for action, posted in receives_to_post(counts.schedule, counts.rank).items()
-        for made in posted
-    ]
-    posts, takers = np.array(places, np.int64).reshape(-1, 2).T
-    if not holds.messages:
-        posts = takers
-    if boxes is not None:
-        is_first = boxes.first[counts.part][takers] == takers + counts.part.start
+def _add_places(counts: _RankCounts, opens: NDArray[np.bool_] | None, holds: Holds) -> None:
+    """Add the places of tensors to come; with mailboxes only for the first tensors in them, after which they stay."""
+    posts = takers = np.arange(len(counts.row))
+    if holds.messages:  # a place is there from when the receive is posted
+        turns = {action: turn for turn, action in enumerate(counts.row)}
+        places = [
+            (turns[action], turns[counts.schedule.consumers[made]])
+            for action, posted in receives_to_post(counts.schedule, counts.rank).items()
+            for made in posted
+        ]
+        posts, takers = np.array(places, np.int64).reshape(-1, 2).T
+    if opens is not None:
+        is_first = opens[counts.part][takers]
         posts, takers = posts[is_first], takers[is_first]
     field = np.where(counts.op[takers] == F, INPUT, GRADIENT)
     for to in (counts.changes, counts.needs):
         counts.add(to, posts, takers, field)
-    if boxes is None:
+    if opens is None:
         counts.add(counts.changes, takers, takers, field, -1)
 
 
