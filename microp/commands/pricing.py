@@ -145,9 +145,12 @@ class Price:
 
 
 def _memory(job: PricingJob) -> list[float] | None:
-    """Return each rank's peak in MiB; None if the model cannot be built."""
+    """Return each rank's peak in MiB; None, with a note that says why, if no run could have the model."""
     config = job.config
-    if job.workload is None or config.model.slice_problems(job.schedule.slices):
+    if job.workload is None:
+        return None
+    if problems := config.model.slice_problems(job.schedule.slices):
+        console.note(f"no run, so no MiB: {problems[0]}")
         return None
     try:
         rows = spread(config.batch_size, config.replicas)[0]

@@ -127,4 +127,7 @@ def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Parti
 
 def _enough(layers: int, stages: int) -> None:
     if stages > layers:
-        raise ValueError(f"{stages} stages are more than {layers} layers: use at most {layers}")
+        raise ValueError(
+            f"{stages} stages are more than {layers} layers: use model.layers={stages}, or fewer stages "
+            "(ranks, schedule.stages_per_rank)"
+        )
