@@ -52,6 +52,29 @@ def tied_layers(dtype: str = "float32") -> Layers:
     return Layers([embedding, *inside, head], of_all, 4, tied=True)
 
 
+def chosen(dtype: str = "float64") -> Layers:
+    """Experts, each for rows of its own: the first for most, the second for one row in a batch, the third for none."""
+    kind = getattr(torch, dtype)
+
+    def experts(own: nn.Module, x: Tensor) -> Tensor:
+        number = x[..., 0].round().long()  # the choice, which the embedding makes
+        y = torch.zeros_like(x)
+        for index, expert in enumerate((own.first, own.second, own.third)):
+            if (number == index).any():
+                y = torch.where((number == index)[..., None], F.linear(x, expert), y)
+        return x + y
+
+    embed = nn.Embedding(256, 8, dtype=kind)
+    with torch.no_grad():
+        embed.weight[:, 0] = (torch.arange(256) == 64).to(kind)  # @, a rare letter
+    embed.weight.requires_grad_(False)
+    weights = (
+        {name: nn.Parameter(torch.randn(8, 8, dtype=kind)) for name in ("first", "second", "third")} for _ in "123"
+    )
+    inside = [Does(experts, **each) for each in weights]
+    return Layers([embed, *inside, nn.Sequential(nn.Flatten(), nn.Linear(32, 256, dtype=kind))], of_last, 4)
+
+
 def passing() -> Layers:
     """Layers that pass on what they are given, and a module without weights that is in several layers."""
     drop = nn.Dropout(0.1)

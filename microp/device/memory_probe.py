@@ -76,6 +76,19 @@ class _Watched:
         return storage.nbytes() if storage is not None else 0
 
 
+class _Copy(torch.nn.Module):
+    """Copies what enters, as the output of a layer before the next one, and watches the copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: list[_Watched] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        copy = x.clone()
+        self.watched.append(_Watched(copy))
+        return copy
+
+
 class _Probe:
     """One layer, built as a stage of its own to run microbatches under a memory meter."""
 
@@ -185,6 +198,7 @@ class _Probe:
             undivided = self._send_undivided(subject, meter, rows)
         subject.layers.zero_grad()
         subject.undo_division()
+        of_forward, of_input_gradient = self._saved_inputs(rows, sample, subject.batch)
         boundary = 0 if self._first else self._entering(rows, self._index).nbytes
         return [
             found[at]._replace(
@@ -194,10 +208,43 @@ class _Probe:
                 past=past,
                 in_full=full,
                 frozen=self._frozen,
+                input_unsaved=max(0, found[at].input_kept - of_forward[at]),
+                pending_unsaved=max(0, found[at].input_pending - of_input_gradient[at]),
                 is_idle=self._index < self._settings.first_trained,
             )
             for at, (forward, past, full) in enumerate(undivided)
         ]
+
+    def _saved_inputs(self, rows: int, sample: torch.Tensor | None, batch: Batch) -> list[list[int]]:
+        """Return the bytes of what enters that operations keep from F to B, and from I to W, slice by slice."""
+        if self._first or self._computing.compile:
+            return [[self._entering(rows, max(1, self._index)).nbytes] * self._slices] * 2
+        copy, units = _Copy(), range(self._slices)
+        subject = Stage(
+            [copy, self._layer],
+            self._loss,
+            NEVER,
+            3 * self._slices,
+            units if self._split else (),
+            computing=self._computing,
+            slices=self._slices,
+            is_reached=self._index > self._settings.first_trained,
+        )
+        subject.divide([None, sample], [self._index - 1, self._index])
+        subject.load(batch)
+        saved, pending = [], []
+        for unit in units:
+            subject.forward(unit, self._entering(rows, self._index))
+            saved.append(copy.watched[unit].bytes)
+        for unit in reversed(units):
+            subject.backward(unit, None if self._loss else self._entering(rows, self._index + 1))
+        if self._split:
+            pending = [copy.watched[unit].bytes for unit in units]
+        for unit in units if self._split else ():
+            subject.weight_gradient(unit, None)
+        subject.undo_division()
+        subject.layers.zero_grad()
+        return [saved, pending or saved]
 
     def _small_products(self, rows: int) -> int:
         """Return the bytes of the Linears' small products that W adds in one call, apart from the product."""

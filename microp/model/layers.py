@@ -63,7 +63,7 @@ class Model(ABC):
         return None
 
     @property
-    def uneven(self) -> tuple[int, ...]:
+    def uneven(self) -> tuple[float, ...]:
         """The numbers with one of which as a target of such data the loss is no mean over the rows."""
         return ()
 

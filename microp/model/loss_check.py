@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from math import isfinite
+from math import inf, isfinite, nan
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +39,12 @@ _KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # what a loss may ask of its
 
 
 _IGNORED = (-100, -1, 255)  # what losses ignore by custom; -100 is torch's default
+_MISSING = (nan, 0.0, -1.0, -100.0, 255.0, -999.0, -9999.0, inf)  # the same of targets that are no integers
+_OTHERS = 8  # rows of targets that the data do not have
 _MOST_CLASSES, _MOST_NUMBERS = 1_000, 100_000_000  # that are tried: classes, and the numbers of all outputs with them
 
 
-def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> tuple[int, ...]:
+def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> tuple[float, ...]:
     """Raise ValueError if the loss would be another one, or have another gradient, in a pipeline.
 
     Returns the numbers with which it would be, if a target of the model's own data were one: the trial sees some rows
@@ -92,7 +94,7 @@ def _check_alone(made: Layers, trial: Trial) -> None:
         )
 
 
-def _check_mean(made: Layers, output: Tensor) -> tuple[int, ...]:
+def _check_mean(made: Layers, output: Tensor) -> tuple[float, ...]:
     """Raise ValueError if the loss is not the mean over the rows, whatever the tokens; see `check_loss`."""
     logits, targets, groups = _rows_that_differ(made, output)
     failed: Exception | None = None
@@ -125,26 +127,55 @@ def _check_mean(made: Layers, output: Tensor) -> tuple[int, ...]:
     raise ValueError(f"a loss that cannot be tried with numbers ({said}): let it take any numbers of the last layer")
 
 
-def _uneven(made: Layers, given: Tensor, targets: Tensor) -> tuple[int, ...]:
+def _uneven(made: Layers, given: Tensor, targets: Tensor) -> tuple[float, ...]:
     """Return the numbers with one of which as a target the loss is no mean over the rows.
 
     Tried are what losses ignore by custom, and the classes that the output may stand for, in the first of two rows.
+
+    Raises:
+        ValueError: it is none for other targets that are no integers, of the size that those of the data have.
     """
-    if targets.is_floating_point() or targets.dtype is torch.bool:
+    if targets.dtype is torch.bool:
         return ()
-    given, targets, uneven = given[:2], targets[:2], []
-    classes = min(max(given.shape[1:], default=0), _MOST_CLASSES, _MOST_NUMBERS // given.numel())
-    for number in (*_IGNORED, *range(classes)):
-        tried_targets = targets.clone()
+    if targets.is_floating_point():
+        if problem := _mean_problem(made, given[:_OTHERS], _others(targets[:_OTHERS])):
+            raise ValueError(problem)
+        numbers: Sequence[float] = _MISSING
+    else:
+        classes = min(max(given.shape[1:], default=0), _MOST_CLASSES, _MOST_NUMBERS // given[:2].numel())
+        numbers = (*_IGNORED, *range(classes))
+    uneven = []
+    for number in numbers:
+        tried_targets = targets[:2].clone()
         tried_targets.view(2, -1)[0, 0] = number
-        try:
-            apart = [_loss_of(made, given[row : row + 1], tried_targets[row : row + 1]) for row in range(2)]
-            _compare(_loss_of(made, given, tried_targets), apart, given.dtype, "")
-        except ValueError:
+        if _mean_problem(made, given[:2], tried_targets):
             uneven.append(number)
-        except Exception:  # it takes no such target, and a run with one would fail
-            continue
     return tuple(uneven)
+
+
+def _others(targets: Tensor) -> Tensor:
+    """Return other targets between the least and the most of some, and 0; shares, if the last dimension has shares."""
+    low, high = min(0.0, float(targets.min())), max(0.0, float(targets.max()))
+    draws = torch.rand(targets.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if targets.dim() > 1 < targets.shape[-1] and torch.allclose(targets.sum(-1), torch.ones(()).to(targets), atol=1e-3):
+        return (draws / draws.sum(-1, keepdim=True)).to(targets)
+    return (low + (high - low or 1.0) * draws).to(targets)
+
+
+def _mean_problem(made: Layers, given: Tensor, targets: Tensor) -> str | None:
+    """Return why the loss of some rows is not the mean of their own; None also if it takes no such targets."""
+    try:
+        apart = [_loss_of(made, given[row : row + 1], targets[row : row + 1]) for row in range(len(given))]
+        whole = _loss_of(made, given, targets)
+    except Exception:  # a run with such a target fails too
+        return None
+    if not isfinite(whole[0]):  # as a run with such a target is
+        return None
+    try:
+        _compare(whole, apart, given.dtype, f"output {tensor_text(given)}, targets that the data might have")
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _rows_that_differ(made: Layers, output: Tensor) -> tuple[Tensor, Tensor, list[slice]]:

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -97,7 +97,7 @@ class OwnModel(Model):
         return self._made.loss(logits, targets)
 
     @property
-    def uneven(self) -> tuple[int, ...]:
+    def uneven(self) -> tuple[float, ...]:
         return self._settings.facts.uneven
 
     @property
@@ -110,7 +110,7 @@ class OwnModel(Model):
         return super().some_rows(rows) if self.data is None else own_rows(self.data, 0, rows, 0)
 
 
-def own_rows(data: Any, step: int, rows: int, seed: int, uneven: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+def own_rows(data: Any, step: int, rows: int, seed: int, uneven: Sequence[float] = ()) -> tuple[Tensor, Tensor]:
     """Return the inputs and the targets of a step's batch from a model's own data, see `Layers`.
 
     Raises:
@@ -127,10 +127,14 @@ def own_rows(data: Any, step: int, rows: int, seed: int, uneven: Sequence[int] =
         said = (tensor_text(each) if isinstance(each, Tensor) else f"a {type(each).__name__}" for each in pair)
         kinds = ", ".join(said) or f"a {type(made).__name__}"
         raise ValueError(f"not two tensors of {rows} rows, (inputs, targets), but {kinds}")
-    if uneven and (found := pair[1][torch.isin(pair[1], torch.tensor(uneven))]).numel():
+    targets = pair[1]
+    wrong = targets[torch.isin(targets, torch.tensor(uneven).to(targets))] if uneven else targets[:0]
+    if any(map(isnan, uneven)):
+        wrong = torch.cat([wrong, targets[targets.isnan()]])
+    if wrong.numel():
         raise ValueError(
-            f"a target of step {step} is {int(found[0])}, which the loss ignores or weighs otherwise: microbatches "
-            "would not add up, so let it divide by the number of rows"
+            f"a target of step {step} is {wrong.view(-1)[0].item():g}, which the loss ignores or weighs otherwise: "
+            "microbatches would not add up, so let it divide by the number of rows"
         )
     return pair[0], pair[1]
 

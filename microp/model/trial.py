@@ -202,7 +202,8 @@ class Trial:
         for index, (layer, x) in enumerate(zip(self._layers, [self.inputs, *self.outputs], strict=False)):
             if index in self.random:
                 continue
-            whole, fewer = _both_ways(layer, x), _both_ways(layer, x[:-1])
+            gradient = random_gradient(self.outputs[index])
+            whole, fewer = _both_ways(layer, x, gradient), _both_ways(layer, x[:-1], gradient[:-1])
             if not all(_are_near(some, rows[:-1]) for some, rows in zip(fewer, whole, strict=True)):
                 mixing.append(index)
         return mixing
@@ -243,13 +244,13 @@ def _again(layer: nn.Module, x: Tensor) -> Tensor | None:
         return or_none(layer, entering(x)[1])
 
 
-def _both_ways(layer: nn.Module, x: Tensor) -> list[Tensor]:
-    """Return a layer's output, and the gradient of its input if it has one."""
+def _both_ways(layer: nn.Module, x: Tensor, gradient: Tensor) -> list[Tensor]:
+    """Return a layer's output, and the gradient of its input if it has one; `gradient`: of the output."""
     leaf, entered = entering(x)
     with seeded(0):
         y = layer(entered)
     if leaf.requires_grad and y.requires_grad:
-        y.backward(random_gradient(y))
+        y.backward(gradient)
         layer.zero_grad()
     return [y] if leaf.grad is None else [y, leaf.grad]
 

@@ -152,7 +152,7 @@ class Profile:
         return float(np.interp(rows, self.rows, factors))
 
 
-_LATER = ("input_pending", "gradient_pending", "in_taped")
+_LATER = ("input_pending", "gradient_pending", "in_taped", "input_unsaved", "pending_unsaved")
 
 
 def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_least: float = 0.0) -> float:

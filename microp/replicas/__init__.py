@@ -16,3 +16,4 @@ average of the replicas' mean gradients.)
 """
 
 from microp.replicas.gradient_sync import open_sync
+from microp.replicas.unused import is_unused, to_sum

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from microp.comms import Sum
+from microp.replicas.unused import is_unused, to_sum
 
 LINE = 64  # bytes: the alignment of gradients in a bucket, equal to the allocator's
 Start = Callable[[Tensor], Sum]
@@ -36,6 +37,7 @@ class Bucket:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
         self.missing = 0  # the number of parameters whose gradient is not complete
+        self.unused: list[nn.Parameter] = []  # those without a gradient on this replica
         self.sum: Sum | None = None  # over the replicas, once it has been started
         self.started: Any = None  # the mark at the start of the sum
         self.buffer: Tensor | None = None  # what is summed; None if the bucket has one parameter
@@ -51,24 +53,31 @@ class Bucket:
 
     def take(self, parameter: nn.Parameter) -> None:
         """Copy the complete gradient of `parameter` into the buffer, and make it a view of the buffer."""
-        if self.buffer is None:
-            return
-        view, gradient = self._views[parameter], parameter.grad
-        if gradient is None:  # the parameter was not used on this replica
-            view.zero_()
-        else:
-            view.copy_(gradient)
-        parameter.grad = view
+        if parameter.grad is None:
+            self.unused.append(parameter)
+        if self.buffer is not None:
+            view = self._views[parameter]
+            to_sum(parameter, out=view)
+            parameter.grad = view
 
     def contents(self) -> Tensor:
         """Return the tensor to sum, of one dimension; every gradient must have been taken."""
         if self.buffer is not None:
             return self.buffer
         [parameter] = self.parameters
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        parameter.grad = parameter.grad.contiguous()
-        return parameter.grad.view(-1)
+        flat = to_sum(parameter)
+        parameter.grad = flat.view_as(parameter)
+        return flat
+
+    def finish(self) -> int:
+        """Wait for the sum, and return its end as `Sum.ended_ns`; a parameter that no replica used has no gradient."""
+        assert self.sum is not None
+        self.sum.wait()
+        for parameter in self.unused:
+            if parameter.grad is not None and is_unused(parameter.grad):
+                parameter.grad = None
+        self.unused.clear()
+        return self.sum.ended_ns
 
 
 class Buckets:
@@ -124,11 +133,7 @@ class Buckets:
 
     def finish(self) -> list[tuple[Any, Any]]:
         """Wait for all sums; return the marks at the start and the end of each."""
-        ends = []
-        for bucket in self._buckets:
-            assert bucket.sum is not None
-            bucket.sum.wait()
-            ends.append(bucket.sum.ended_ns or self._mark())
+        ends = [bucket.finish() or self._mark() for bucket in self._buckets]
         return [(bucket.started, end) for bucket, end in zip(self._buckets, ends, strict=True)]
 
 

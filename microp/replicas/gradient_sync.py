@@ -160,9 +160,15 @@ class TorchDdp(GradientSync):
 
         def reduced(microbatch: int, x: Tensor | None) -> Tensor | None:
             # DistributedDataParallel makes these calls in its forward; they must come before the last backward.
-            reducer.prepare_for_forward()
-            reducer._rebuild_buckets()
-            reducer.prepare_for_backward([])
+            try:
+                reducer.prepare_for_forward()
+                reducer._rebuild_buckets()
+                reducer.prepare_for_backward([])
+            except RuntimeError as error:
+                raise ValueError(
+                    "a weight had no gradient in the step before, and sync=torch_ddp waits for that of each one: "
+                    "use sync=ddp"
+                ) from error
             with self._waiting():
                 return run(microbatch, x)
 

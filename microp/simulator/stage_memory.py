@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from microp.schedule import spread
@@ -67,6 +68,8 @@ class LayerMemory(NamedTuple):
         input_pending: the same of `pending`.
         gradient_pending: the part of `pending` that is the gradient of the layer's output.
         in_taped: needed while F runs, in addition to what it keeps for B: also the output, if it is not kept.
+        input_unsaved: the part of `input_kept` that no operation keeps, only the stage, as its input.
+        pending_unsaved: the same of `input_pending`.
         later: the memory of the slices after the first, which this one is of; empty without slices.
         common: bytes that all layers of a rank have in common, in one place.
         is_idle: whether nothing up to it is trained: it keeps nothing, and has no backward.
@@ -89,6 +92,8 @@ class LayerMemory(NamedTuple):
     input_pending: Size = Size()
     gradient_pending: Size = Size()
     in_taped: Size = Size()
+    input_unsaved: Size = Size()
+    pending_unsaved: Size = Size()
     later: tuple[LayerMemory, ...] = ()
     common: int = 0
     is_idle: bool = False
@@ -118,6 +123,8 @@ class LayerBytes(NamedTuple):
     input_pending: float
     gradient_pending: float
     in_taped: float
+    input_unsaved: float
+    pending_unsaved: float
     is_idle: bool
 
 
@@ -200,8 +207,9 @@ def stage_bytes(
     leaving = following.boundary
     count = min(checkpointing.segments, len(layers))
     sizes = spread(len(layers), max(1, count))
-    stage = [layer.at(rows) for layer in layers]
-    segments = [stage[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    every = [layer.at(rows) for layer in layers]
+    segments = [_joined(every[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    stage = _joined(every)
     activation = _activation(stage)
     past = sum(layer.past for layer in stage)
     rebuilt = (activation - past) / count if count else 0.0  # what was kept of a slice is free when it is there again
@@ -242,6 +250,20 @@ def weight_bytes(layers: Sequence[LayerMemory], sizes: Sequence[int]) -> list[in
     """Return the bytes of each stage's weights that are trained; `layers` are of one copy of the model."""
     ends, layers = list(accumulate(sizes)), [*layers] * (sum(sizes) // len(layers))
     return [sum(layer.weights for layer in layers[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _joined(layers: Sequence[LayerBytes]) -> list[LayerBytes]:
+    """Return layers as they are in one graph, where what enters those after the first is kept only by operations."""
+    saved = [layer.input_kept - layer.input_unsaved for layer in layers[1:]]
+    every = [layer._replace(shared=min(layer.shared, kept)) for layer, kept in zip(layers, [*saved, inf], strict=True)]
+    return every[:1] + [
+        layer._replace(
+            activation=layer.activation - layer.input_unsaved,
+            in_taped=layer.in_taped + layer.input_unsaved,
+            pending=layer.pending - layer.pending_unsaved,
+        )
+        for layer in every[1:]
+    ]
 
 
 def _activation(layers: Sequence[LayerBytes]) -> float:

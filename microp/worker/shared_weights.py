@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from microp.comms import Comms
 from microp.job import Job
+from microp.replicas import is_unused, to_sum
 
 
 def check_equal_weights(job: Job, layers: Mapping[int, nn.Module], comms: Comms) -> None:
@@ -123,7 +124,7 @@ class TiedGradients:
     def _sum(self, shared: _Shared) -> None:
         mine = {}
         for copy, weights in enumerate(shared.weights):
-            parts = [(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in weights]
+            parts = [to_sum(weight) for weight in weights]
             if parts:
                 mine[copy] = torch.cat(parts) if len(parts) > 1 else parts[0]
         example = next(iter(mine.values()))
@@ -142,5 +143,7 @@ class TiedGradients:
             sent.wait()
         for weights in filter(None, shared.weights):
             for weight, part in zip(weights, total.split([weight.numel() for weight in weights]), strict=True):
-                part = part.view_as(weight)
-                weight.grad = part.clone() if weight.grad is None else weight.grad.copy_(part)
+                if weight.grad is not None:
+                    weight.grad.copy_(part.view_as(weight))
+                elif not is_unused(part):
+                    weight.grad = part.view_as(weight).clone()

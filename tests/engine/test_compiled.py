@@ -92,7 +92,7 @@ def test_all_is_compiled_before_the_first_step(graphs, tmp_path):
     for counts, _ in both:
         assert counts[0] == counts[-1] > 0
     peaks = partial(training.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
-    written = in_threads(2, peaks)
+    written = in_threads(2, peaks, timeout_s=300)
     assert [peak for _, peak in both] == [peak for [peak] in written]
 
 
@@ -114,7 +114,7 @@ def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch
                 time.sleep(0.001)
         return meetings[0]
 
-    assert min(in_threads(2, work)) >= 20
+    assert min(in_threads(2, work, timeout_s=300)) >= 20
 
 
 def test_ranks_that_wait_for_a_compiler_learn_that_a_rank_has_failed():
@@ -127,7 +127,7 @@ def test_ranks_that_wait_for_a_compiler_learn_that_a_rank_has_failed():
         except (ConnectionError, ValueError) as error:
             return str(error)
 
-    assert in_threads(2, work) == ["another rank failed", "no code for this"]
+    assert in_threads(2, work, timeout_s=300) == ["another rank failed", "no code for this"]
 
 
 def test_a_layer_that_cannot_be_compiled_is_named(monkeypatch, tmp_path):

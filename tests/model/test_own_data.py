@@ -1,5 +1,6 @@
 """Data of a model's own: what is drawn from them, that every schedule trains on the same, and what is refused."""
 
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -153,6 +154,46 @@ def test_a_rare_target_of_another_weight_is_refused_when_a_step_has_it(loss, num
             own_rows(data, step, 16, 0, facts.uneven)
     else:
         own_rows(data, step, 16, 0, facts.uneven)
+
+
+def squares(logits, targets):
+    return (logits[:, :1] - targets) ** 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "number", "said"),
+    [
+        (lambda y, t: squares(y, t).mean(), math.nan, None),  # the loss is not a number, and the run ends
+        (lambda y, t: squares(y, t).mean(), -1.0, None),
+        (lambda y, t: squares(y, t)[~t.isnan()].mean(), math.nan, "is nan, which the loss ignores"),
+        (lambda y, t: squares(y, t)[t >= 0].mean(), -1.0, "is -1, which the loss ignores"),
+        (lambda y, t: squares(y, t)[t > 0].mean(), 0.0, "is 0, which the loss ignores"),
+        (lambda y, t: (t * squares(y, t)).sum() / t.sum(), 0.5, None),
+        (lambda y, t: F.l1_loss(y[:, :1] * (t > 0), t * (t > 0)), 0.0, None),
+    ],
+)
+def test_a_rare_target_that_is_no_integer(loss, number, said):
+    """Masks of missing measurements; targets that weigh rows are refused before, whatever those that the trial saw."""
+    data = Items(4000, lambda index: (image(index)[0], torch.tensor([number if index == 3999 else 1.0])))
+    if number == 0.5:
+        with pytest.raises(ValueError, match="not the mean over the rows"):
+            inspect_layers(broken(data, loss), "")
+        return
+    facts = inspect_layers(broken(data, loss), "")
+    [step] = [step for step in range(4000 // 16) if 3999 in epoch_items(step, 16)]
+    own_rows(data, step - 1, 16, 0, facts.uneven)
+    if said is None:
+        own_rows(data, step, 16, 0, facts.uneven)
+    else:
+        with pytest.raises(ValueError, match=said):
+            own_rows(data, step, 16, 0, facts.uneven)
+
+
+def test_targets_that_are_shares_may_be_divided_by_their_sum():
+    shares = Items(
+        40, lambda index: (image(index)[0], torch.rand(3, generator=torch.Generator().manual_seed(index)).softmax(0))
+    )
+    inspect_layers(broken(shares, lambda y, t: -(t * y.log_softmax(1)).sum() / t.sum()), "")
 
 
 def epoch_items(step, rows):

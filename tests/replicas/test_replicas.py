@@ -10,7 +10,7 @@ import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from drawn import defined
 from one_process import assert_near, by_one_process
-from own_model import mixed, settings_of
+from own_model import chosen, mixed, settings_of
 from threads import in_threads
 
 from microp.comms import thread_comms
@@ -82,6 +82,20 @@ def test_threads(ranks, replicas, sync, whole):
     jobs = [job for job in part if job.sync == SYNCS[sync]]
     assert len(jobs) > 2
     for job in jobs:
+        everyone = thread_comms(job.ranks, 20, job.replicas)
+        check(job, in_threads(everyone, partial(training.train_replica, job)))
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_weight_that_nobody_uses_has_no_gradient(sync):
+    """One that some replicas or copies use has; the optimizer leaves the others alone, as in one process."""
+    model = settings_of(chosen)
+    given = {"model": model, "cut": uniform, "batch_size": ROWS}
+    jobs = [small_job(schedule=schedules.zb_h1(2, 3), replicas=2, sync=SYNCS[sync], **given)]
+    if sync == "flat":
+        jobs += [small_job(schedule=build(2, 4), **given) for build in (schedules.chimera, schedules.dualpipe)]
+    for job in jobs:
+        assert sum(map(len, by_one_process(job)[1])) < 3 * 3 + 2  # some expert has no gradient
         everyone = thread_comms(job.ranks, 20, job.replicas)
         check(job, in_threads(everyone, partial(training.train_replica, job)))
 
