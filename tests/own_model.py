@@ -4,16 +4,21 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import training
 from conftest import small_job
 from shapes import Does
+from threads import in_threads
 from torch import Tensor, nn
 
+from microp.config.prediction import layer_memory
 from microp.job import Job
 from microp.model import Bits, Layers, code_of, inspect_layers, lowered_types
+from microp.profiling import peak_memory_mib
 from microp.schedule import uniform
 from microp.schedule.builders import gpipe
 from microp.settings import AS_WRITTEN, Computing, OwnSettings, own_settings
@@ -73,6 +78,28 @@ def chosen(dtype: str = "float64") -> Layers:
     )
     inside = [Does(experts, **each) for each in weights]
     return Layers([embed, *inside, nn.Sequential(nn.Flatten(), nn.Linear(32, 256, dtype=kind))], of_last, 4)
+
+
+def residual(adapters: bool = False) -> Layers:
+    """Layers whose operations do not keep what enters: ReLU keeps what it makes, a frozen Linear its weight alone."""
+    if adapters:
+        frozen = [nn.Linear(16, 16).requires_grad_(False) for _ in range(7)]
+        join = lambda own, x: own.base(x) + own.up(F.linear(own.drop(x), own.down))  # noqa: E731
+        inside = [
+            Does(join, base=base, drop=nn.Dropout(0.1), up=nn.Linear(2, 16), down=nn.Parameter(torch.randn(2, 16)))
+            for base in frozen
+        ]
+    else:
+        inside = [
+            Does(
+                lambda own, x: x + own.second(F.relu(own.first(F.relu(x)))),
+                first=nn.Conv1d(4, 4, 3, padding=1),
+                second=nn.Conv1d(4, 4, 3, padding=1),
+            )
+            for _ in range(7)
+        ]
+    head = Does(lambda own, x: own.linear(x.mean(1)), linear=nn.Linear(16, 256))
+    return Layers([nn.Embedding(256, 16), *inside, head], of_last, 4)
 
 
 def passing() -> Layers:
@@ -162,6 +189,13 @@ def settings_of(function: Callable[..., Layers], computing: Computing = AS_WRITT
     if computing.dtype:
         facts = replace(facts, lowered=lowered_types(function(**keys), computing))
     return own_settings(function.__name__, f"{function.__module__}.{function.__name__}", keys, facts)
+
+
+def peaks_of(job: Job) -> tuple[list[float], list[float]]:
+    """The measured and the predicted peak memory of ranks that are threads, in MiB."""
+    measured = in_threads(job.ranks, lambda comms: training.peak_memory([job], job, comms, 0, Path())[0])
+    layers = layer_memory(job.model, job.mean_rows, bool(job.schedule.input_gradients), AS_WRITTEN)
+    return measured, peak_memory_mib(job.workload, layers, job.model.batch_bytes(job.shares[0]))
 
 
 def own_job(model: OwnSettings, **changes) -> Job:

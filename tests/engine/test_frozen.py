@@ -1,20 +1,12 @@
 """Stages that train nothing have no W, and the gradients of the others are the single process's bit for bit."""
 
-from functools import partial
-from pathlib import Path
-
 import pytest
-import training
 from conftest import CHECKPOINTING
 from one_process import assert_equal, by_processes, by_threads
-from own_model import own_job, partly_frozen, settings_of
-from threads import in_threads
+from own_model import own_job, partly_frozen, peaks_of, settings_of
 
-from microp.config.prediction import layer_memory
-from microp.profiling import peak_memory_mib
 from microp.schedule import of_sizes, validate
 from microp.schedule.builders import gpipe, one_f_one_b, two_bp, zb_h1, zb_h2, zb_v
-from microp.settings import AS_WRITTEN
 
 CASES = [  # schedule, sizes, the stages that train nothing, the layers that are frozen
     (zb_h1(2, 1), (3, 6), (1,), (3, 9)),
@@ -50,18 +42,12 @@ def test_bit_for_bit(number):
     assert [bool(gradients) for gradients in trained[1]] == [i not in job.model.frozen for i in range(9)]
 
 
-def peak_memory(job, comms):
-    return training.peak_memory([job], job, comms, 0, Path())
-
-
 @pytest.mark.parametrize("mode", CHECKPOINTING)
 def test_layers_before_the_first_trained_one_need_no_memory_for_a_backward(mode):
     for build, stop in ((gpipe, 6), (gpipe, 4), (zb_h1, 5)):
         model, cut = settings_of(partly_frozen, frozen=0, stop=stop), of_sizes(9, 3, [3, 3, 3])
         job = own_job(model, schedule=build(3, 4), partition=cut, mode=mode, backend="threads", batch_size=256)
-        measured = [peak for [peak] in in_threads(3, partial(peak_memory, job))]
-        layers = layer_memory(model, job.mean_rows, bool(job.schedule.input_gradients), AS_WRITTEN)
-        predicted = peak_memory_mib(job.workload, layers, model.batch_bytes(job.shares[0]))
+        measured, predicted = peaks_of(job)
         tensor = 4 * 8 * 4 * job.mean_rows / 2**20  # between two layers: 4 tokens of 8 numbers
         assert predicted == pytest.approx(measured, rel=0.002, abs=1.01 * tensor), (build, stop)
 

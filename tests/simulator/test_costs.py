@@ -61,6 +61,7 @@ LAYER = LayerMemory(
     weights=100,
     activation=Size(per_row=30),  # its input, something inside, its output
     boundary=Size(per_row=10),
+    input_kept=Size(per_row=10),
     shared=Size(per_row=10),
     in_backward=Size(40, 5),
 )
@@ -68,7 +69,7 @@ LAYER = LayerMemory(
 
 def test_a_tensor_that_two_layers_keep_counts_once():
     memory = stage_bytes([LAYER] * 3, 2, NEVER)
-    assert memory.whole == 2 * (30 + 20 + 20)
+    assert memory.whole == 2 * (20 + 20 + 20)  # without the input of the stage
     assert memory.in_backward == 40 + 2 * 5  # the last layer's: after it, more is free than is needed
     assert (memory.rebuilt, memory.gradients) == (0, 300)
     assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
@@ -87,9 +88,19 @@ def test_recomputed_segments_keep_their_inputs():
     assert memory.rebuilt + memory.in_backward == segment - 2 * 10 + 40 + 2 * 5
 
 
+def test_what_enters_a_layer_is_kept_by_operations_alone_inside_a_stage():
+    layer = LAYER._replace(input_unsaved=Size(per_row=10), input_pending=Size(per_row=10), pending=Size(per_row=15))
+    memory = stage_bytes([layer._replace(pending_unsaved=Size(per_row=10))] * 3, 2, NEVER)
+    assert (memory.whole, memory.input_whole) == (2 * (20 + 20 + 20), 2 * 10)  # something inside, the output
+    assert memory.pending == 2 * (5 + 5 + 5)
+    once = LAYER._replace(shared=Size(), activation=Size(per_row=20), input_unsaved=Size(per_row=10))
+    assert stage_bytes([once] * 3, 2, NEVER).whole == 2 * (10 + 10 + 10)
+
+
 def test_what_some_backwards_of_a_stage_need_in_addition():
     """Two layers that keep 6 each, of which they share 2; a backward needs 9 more, and the last layer's frees 4."""
-    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9), in_weight=Size(6), products=Size(1))] * 2
+    own = {"input_kept": Size(2), "in_backward": Size(9), "in_weight": Size(6), "products": Size(1)}
+    layers = [LayerMemory(5, Size(6), Size(2), Size(2), **own)] * 2
     alone = stage_bytes(layers, 1, NEVER)
     assert alone.in_backward == 9  # then 9 - 4
     assert (alone.own_send, alone.first_backward, alone.first_weight) == (0, 1, 4)
