@@ -173,7 +173,7 @@ def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list
 
     folder.mkdir()
     try:
-        weights = launch_ranks(jobs[0], folder, 5, partial(record_cases, jobs, needed, ROUNDS, seconds))
+        weights = launch_ranks(jobs[0], folder, partial(record_cases, jobs, needed, ROUNDS, seconds))
     except RankError as error:
         raise Stop(f"the profile's ranks failed: {error}") from error
     cases = []

@@ -140,9 +140,9 @@ def _run_locked(
     with recorded as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
         start: worker.Start = worker.run_threads if job.backend == "threads" else worker.launch_ranks
         try:
-            start(job, attempt, point.launch.shutdown_s, worker.run_rank)
+            start(job, attempt, worker.run_rank)
         except worker.RankError as error:
-            raise worker.explained(error, job, attempt, point.launch.shutdown_s, start) from None
+            raise worker.explained(error, job, attempt, start) from None
     return attempt
 
 

@@ -16,12 +16,10 @@ MOST = 1_000_000  # minutes, or jobs
 
 @dataclass
 class LaunchSettings:
-    """The launcher and its time-out."""
+    """The launcher."""
 
     # `elastic`, `slurm`, or `torchrun` to join a launch that torchrun made, if RANK is in the environment
     name: Annotated[str, OneOf("elastic", "slurm", "torchrun")]
-    # the time that the other ranks have to end after one has failed, in seconds
-    shutdown_s: Annotated[int, Range(1, 86_400)]
 
     def problems(self, ranks: int, replicas: int = 1) -> list[str]:
         """List the values that are wrong or do not fit the environment, one sentence each."""

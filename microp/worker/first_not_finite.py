@@ -33,10 +33,10 @@ from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
 
 LONGEST_S = 60.0  # steps that took longer are not repeated
-Start = Callable[[Job, Path, float, Callable[[Job, Comms, int, Path], Any]], dict[int, Any]]
+Start = Callable[[Job, Path, Callable[[Job, Comms, int, Path], Any]], dict[int, Any]]
 
 
-def explained(error: RankError, job: Job, attempt: Path, shutdown_s: float, start: Start) -> RankError:
+def explained(error: RankError, job: Job, attempt: Path, start: Start) -> RankError:
     """Return the error of a run that has diverged with the first action after which something was not finite.
 
     The error is returned as it is if the ranks have not diverged, or if nothing is found. `start` is `launch_ranks` or
@@ -48,7 +48,7 @@ def explained(error: RankError, job: Job, attempt: Path, shutdown_s: float, star
     last, folder, first = read_rows(attempt, 0)[-1]["step"], snapshots.draft_of(attempt / "repeated"), None
     try:
         folder.mkdir()
-        first = start(again, folder, shutdown_s, partial(look, last=last))[0]
+        first = start(again, folder, partial(look, last=last))[0]
     except (RankError, OSError):
         pass  # what was wrong with the run is known already
     finally:

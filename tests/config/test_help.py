@@ -29,8 +29,8 @@ PAGES = {  # command -> keys that others do not have, which come first
     "order": ["output", "costs.latency", "search.file"],
 }
 NOT_ON = {  # command -> keys that do not count for it; a plan searches some of them
-    "plan": ["steps", "launch.shutdown_s", "tracking.project", "data.path", "seed", "partition.share", "compile"],
-    "profile": ["steps", "launch.shutdown_s", "ranks", "schedule.drain", "checkpointing.segments", "sync.bucket_mb"],
+    "plan": ["steps", "tracking.project", "data.path", "seed", "partition.share", "compile"],
+    "profile": ["steps", "ranks", "schedule.drain", "checkpointing.segments", "sync.bucket_mb"],
     "order": ["steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas"],
 }
 

@@ -37,7 +37,7 @@ LEFT_THEN = SnapshotSettings("disk", None, 1, False, None, True)  # after the la
 def test_every_rank_keeps_its_row_of_that_step(start, changes, tmp_path):
     job = small_job(**{"schedule": one_f_one_b(2, 4), "steps": 40, "learning_rate": 1e30, **changes})
     with pytest.raises(RankError, match=r"^loss is nan at step 1 \(rank 1") as refused:
-        start(job, tmp_path, 1)
+        start(job, tmp_path)
     diverged = [error for error in read_errors(tmp_path) if error["diverged"]]
     assert str(refused.value) == diverged[0]["message"]
     for error in [error for error in diverged if error["rank"] == 1]:  # where the loss is
@@ -109,8 +109,8 @@ def test_it_is_named(spoiled, step, changes, said, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Stage, name, spoiling)
     with pytest.raises(RankError) as refused:
-        run_threads(job, attempt, 1)
-    error = explained(refused.value, job, attempt, 1, run_threads)
+        run_threads(job, attempt)
+    error = explained(refused.value, job, attempt, run_threads)
     assert re.fullmatch(said, str(error)), error
     assert any(error["diverged"] for error in read_errors(attempt))
     saved = [int(path.name.removeprefix("step-")) for path in attempt.glob("snapshots/*")]
@@ -121,4 +121,4 @@ def test_it_is_named(spoiled, step, changes, said, tmp_path, monkeypatch):
 
 def test_an_error_that_is_no_divergence_stays_as_it_is(tmp_path):
     error = RankError("rank 1 failed")
-    assert explained(error, small_job(), tmp_path, 1, run_threads) is error
+    assert explained(error, small_job(), tmp_path, run_threads) is error
