@@ -36,9 +36,9 @@ _PACKAGE = Path(__file__).parents[1]
 class _OtherHosts(Attempt):
     """An attempt on a host that is not rank 0's, which holds the rows of this host's ranks alone."""
 
-    def close(self, state: str, message: str | None = None) -> None:
+    def close(self, state: str, message: str | None = None, said: Path | None = None) -> None:
         if state != "finished":
-            super().close(state, message)
+            super().close(state, message, said)
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # there are other attempts of this host

@@ -23,18 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp.config import ConfigError, Stop, find_resumed
-from microp.job import Job
 from microp.points.planned import Planned, experiment_of, planned
 from microp.records import (
     KILLED,
     RUNNING,
     SweepPlan,
     owner_of,
-    read_json,
     read_status,
-    snapshots,
-    summarise,
-    write_json,
 )
 from microp.settings import SlurmSettings
 from microp.terminal import Board, console
@@ -210,29 +205,31 @@ class SlurmSweep:
 
     def _result(self, point: Planned, job: SlurmJob[None]) -> Path:
         """Return the attempt of a job that has ended; those that did not record their end are closed."""
-        state, log = self._ended[job.job_id], os.path.relpath(job.task(0).paths.stderr)
-        why = f"job {job.job_id} of Slurm ended ({state}) without a result: see its log"
+        state, log = self._ended[job.job_id], Path(os.path.relpath(job.task(0).paths.stderr))
         deadline = time.monotonic() + (SETTLE_S if state in ("COMPLETED", "FAILED", UNKNOWN) else 0)
-
-        def attempts() -> list[Path]:  # the job makes another one when it is started again
-            return [attempt for attempt in point.made() if read_status(attempt).get("slurm_job") == job.job_id]
-
-        while not (left := attempts()) or read_status(left[-1])["status"] in (RUNNING, KILLED):
-            if time.monotonic() > deadline:
+        while True:
+            states = {  # the job makes another attempt when it is started again
+                attempt: status["status"]
+                for attempt in point.made()
+                if (status := read_status(attempt)).get("slurm_job") == job.job_id
+            }
+            left = list(states)
+            if (left and states[left[-1]] not in (RUNNING, KILLED)) or time.monotonic() > deadline:
                 break
             time.sleep(1)
-        for attempt in left:
-            if read_status(attempt)["status"] in (RUNNING, KILLED):
-                _close(attempt, point.job, why, log)
-        return left[-1] if left else self._failed(point, why, Path(log))
-
-    def _failed(self, point: Planned, why: str, log: Path) -> Path:
-        """Return an attempt that records that a job ended before its ranks began."""
-        from microp.points.attempt import Attempt
+        unended = [attempt for attempt in left if states[attempt] in (RUNNING, KILLED)]
+        if left and not unended:
+            return left[-1]
+        from microp.points.attempt import Attempt, close_attempt
         from microp.worker import RankError  # torch takes a second, and a sweep of jobs seldom needs it
 
+        why = f"job {job.job_id} of Slurm ended ({state}) without a result: see its log"
+        for attempt in unended:
+            close_attempt(attempt, point.job, KILLED, why, log)
+        if left:
+            return left[-1]
         with Attempt(point.config, point.job, experiment_of(self._plan.head["name"]), point.overrides) as folder:
-            raise RankError(why, log)
+            raise RankError(why, log)  # before its ranks began
         return folder
 
 
@@ -262,14 +259,6 @@ def executor(folder: Path, point: Planned) -> SlurmExecutor:
         },
     )
     return made
-
-
-def _close(attempt: Path, job: Job, message: str, log: str) -> None:
-    """Close an attempt whose process was killed without recording its end."""
-    snapshots.remove_drafts(attempt)
-    write_json(attempt / "summary.json", summarise(job, attempt, KILLED))
-    status = {**read_json(attempt / "status.json"), "status": KILLED, "message": message, "log": log}
-    write_json(attempt / "status.json", {**status, "ended": time.time()})
 
 
 def _settings(point: Planned) -> SlurmSettings:

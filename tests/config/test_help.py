@@ -100,7 +100,7 @@ def test_help_fits_80_columns_and_a_wrong_option_is_one_line(module, capsys, mon
 def test_verbose_logs_the_steps_of_microp_and_of_hydra(tmp_path):
     quiet = microp(*SMALL, "chunks=2", "comms=threads", "tracking=disabled", folder=tmp_path)
     loud = microp(*SMALL, "chunks=2", "comms=threads", "tracking=disabled", "hydra.verbose=true", folder=tmp_path)
-    for text in ("microp.points.hydra_app  1 point is composed", "2 ranks start", "the ranks ended after"):
+    for text in ("microp.points.hydra_app  1 point is composed", "2 ranks start", "the ranks have ended"):
         assert text in loud.stderr
         assert text not in quiet.stderr
     assert "ms  hydra" in loud.stderr

@@ -55,30 +55,17 @@ def test_an_output_folder_that_cannot_be_made_is_refused(place, words, typed, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
 
 
-def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
-    """It is told at once, with the traceback's file and the command of this point; the sweep goes on."""
-    summarise, calls = attempt_module.summarise, []
+def test_an_error_outside_of_the_ranks_is_recorded_and_stops_the_sweep(typed, monkeypatch):
+    def failing(*_):
+        raise ZeroDivisionError("no steps\nat all")
 
-    def failing(*given):
-        calls.append(given)
-        if len(calls) <= 2:  # the summary, and the summary of the failed attempt
-            raise ZeroDivisionError("no steps\nat all")
-        return summarise(*given)
-
-    monkeypatch.setattr(attempt_module, "summarise", failing)
-    code, out, errors = typed("-m", "seed=1,2", *THREADS)
-    assert code == 1
-    first, log, again, lacking = errors
-    assert first.startswith("error: outputs/runs/gpipe-m2-k2-")
-    assert first.endswith("/attempt-1: outside of the ranks: ZeroDivisionError: no steps at all")
-    assert "ZeroDivisionError: no steps" in Path(log.removeprefix("log    ")).read_text()
-    assert again == f"again  python -m microp.run seed=1 {shlex.join(THREADS)}"
-    assert lacking.startswith("error: no result of 1 of 2 points, removed or damaged: ")
-    assert "finished: " in out
-    monkeypatch.setattr(attempt_module, "summarise", summarise)
-    done, out, errors = typed(*shlex.split(again)[4:])
-    assert (done, errors) == (0, []), errors
-    assert sorted(each["status"] for each in status()) == ["failed", "finished", "finished"]
+    monkeypatch.setattr(attempt_module, "changed_while", failing)
+    code, _, errors = typed("-m", "seed=1,2", *THREADS)
+    said = "error: the sweep stops: ZeroDivisionError: no steps at all (HYDRA_FULL_ERROR=1 shows where)"
+    assert (code, errors) == (1, [said])
+    [left] = status()
+    assert left["status"] == "failed"
+    assert left["message"] == "outside of the ranks: ZeroDivisionError: no steps at all"
 
 
 def test_a_signal_before_the_first_rank_ends_the_command_with_a_line(typed, monkeypatch):
