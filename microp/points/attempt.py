@@ -149,8 +149,7 @@ class Attempt:
         """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""
         diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
         if diverged:
-            said = diverged[0].rpartition(": ")[0]  # without the remedy, which may be another one: see `explained`
-            self.close(DIVERGED, str(error) if str(error).startswith(said) else diverged[0], error.log)
+            self.close(DIVERGED, diverged[0], error.log)
         else:
             self.close("failed", with_advice(self._config, self._job, str(error)), error.log)
 

@@ -138,11 +138,8 @@ def _run_locked(
     folder = new_attempt(Path(point.output_dir) / "runs", job.run_id, known + 1)
     recorded = Attempt(point, job, experiment, typed, folder)
     with recorded as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
-        start: worker.Start = worker.run_threads if job.backend == "threads" else worker.launch_ranks
-        try:
-            start(job, attempt, worker.run_rank)
-        except worker.RankError as error:
-            raise worker.explained(error, job, attempt, start) from None
+        start = worker.run_threads if job.backend == "threads" else worker.launch_ranks
+        start(job, attempt)
     return attempt
 
 

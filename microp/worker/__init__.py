@@ -8,7 +8,6 @@
 """
 
 from microp.worker.failure import RankError
-from microp.worker.first_not_finite import Start, explained
 from microp.worker.hosts import HostsError, Joined, join, run_joined
 from microp.worker.launch import launch_ranks
 from microp.worker.profiling import record_cases

@@ -26,16 +26,14 @@ from microp.settings import AdamSettings, OptimizerSettings, SgdSettings
 PAUSE_S = 0.2  # between two meetings of ranks that compile
 
 
-def build_stages(
-    job: Job, model: Model, rank: int, device: Device, stage_type: type[Stage] = Stage
-) -> dict[int, Stage]:
+def build_stages(job: Job, model: Model, rank: int, device: Device) -> dict[int, Stage]:
     """Build a rank's layers, each from the seed and its index, and return them as stages by their index."""
     held = {stage: job.layers_of(stage) for stage in job.schedule.stages_of(rank)}
     indices = [index for layers in held.values() for index in layers]
     made = dict(zip(indices, model.build(indices, job.seed), strict=True))
     stages = {}
     for stage, layers in held.items():
-        stages[stage] = stage_type(
+        stages[stage] = Stage(
             [made[index].to(device.torch_device) for index in layers],
             model.loss if stage in job.schedule.ends[1] else None,
             job.checkpointing,
