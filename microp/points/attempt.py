@@ -42,6 +42,7 @@ from microp.job import Job
 from microp.mirror import mirror, take_agent
 from microp.points.hydra_app import runs_beside_others
 from microp.points.next_commands import print_resume
+from microp.points.planned import Planned
 from microp.records import (
     DIVERGED,
     RUNNING,
@@ -75,21 +76,14 @@ class Attempt:
     there is room, and raised: the next run would meet it too.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        job: Job,
-        experiment: str | None,
-        overrides: Sequence[str] = (),
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, point: Planned, folder: Path | None = None) -> None:
+        config, self._job = point.config, point.job
         # What is recorded is what was done.
-        config = replace(config, tracking=config.tracking.reachable(), device=job.device)
-        self._config, self._job = config, job
+        self._config = replace(config, tracking=config.tracking.reachable(), device=point.job.device)
         self._follower: subprocess.Popen[bytes] | None = None
-        self.folder = folder or new_attempt(Path(config.output_dir) / "runs", job.run_id)
+        self.folder = folder or new_attempt(point.run.parent, point.job.run_id, point.known + 1)
         try:
-            self._open(experiment, overrides)
+            self._open(point.experiment, point.overrides)
         except BaseException:  # nothing has run in it
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # other attempts are in it

@@ -1,4 +1,4 @@
-"""A checked point of a sweep: what its plan holds of it on disk, and which of its attempts has finished.
+"""A checked point: what a sweep's plan holds of it on disk, and which of its attempts has finished.
 
 ::
 
@@ -26,18 +26,19 @@ from microp.schedule import Partition, from_text, to_text
 
 
 class Planned(NamedTuple):
-    """A checked point of a sweep."""
+    """A checked point of a sweep, or a single run."""
 
     overrides: list[str]  # what was typed for it
     config: Config  # its configuration
     job: Job  # the job of that configuration
     # the number of the run's last attempt when the point was planned; a clock may have been set back since
     known: int = 0
+    experiment: str | None = None  # the name of the stored sweep that it belongs to, if any
 
     @classmethod
-    def now(cls, overrides: list[str], config: Config, job: Job) -> Planned:
+    def now(cls, overrides: list[str], config: Config, job: Job, experiment: str | None = None) -> Planned:
         """Return a point that is planned now."""
-        point = cls(overrides, config, job)
+        point = cls(overrides, config, job, experiment=experiment)
         return point._replace(known=last_attempt(point.run))
 
     @property
@@ -71,6 +72,7 @@ class Planned(NamedTuple):
             "order": to_text(self.job.schedule),
             "partition": list(self.job.partition.sizes),
             "known": self.known,
+            "experiment": self.experiment,
             "resumed": self.job.resumed and self.job.resumed._asdict(),
         }
 
@@ -82,7 +84,8 @@ def planned(record: dict[str, Any]) -> Planned:
         order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
         job = job_with(config, order, partition, record["run_id"], record["question_id"])
         resumed = Snapshot(**record["resumed"]) if record["resumed"] else None
-        return Planned(record["overrides"], config, replace(job, resumed=resumed), record.get("known", 0))
+        job = replace(job, resumed=resumed)
+        return Planned(record["overrides"], config, job, record.get("known", 0), record.get("experiment"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(
             f"the plan's point {record.get('run_id')} is damaged ({error!r}): run its sweep again"

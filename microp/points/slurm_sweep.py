@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp.config import ConfigError, Stop, find_resumed
-from microp.points.planned import Planned, experiment_of, planned
+from microp.points.planned import Planned, planned
 from microp.records import (
     KILLED,
     RUNNING,
@@ -74,7 +74,6 @@ class PointJob:
     """What a job runs: each of its tasks is one rank of the point."""
 
     record: dict[str, Any]  # the point, as the sweep's plan has it
-    experiment: str | None  # the name of the stored sweep that it belongs to, if any
     again: bool  # whether an attempt from before the plan does not count
 
     def __call__(self) -> None:
@@ -89,7 +88,7 @@ class PointJob:
             job = point.job
             if point.config.snapshot.resume:  # Slurm may have started this before, and it goes on from what it saved
                 job = replace(job, resumed=find_resumed(point.config, job))
-            run_attempt(point.config, job, point.overrides, self.experiment)
+            run_attempt(point._replace(job=job))
 
     def checkpoint(self) -> DelayedSubmission:
         """Return what the job runs when Slurm starts it again: the same, which goes on from its last snapshot."""
@@ -189,7 +188,7 @@ class SlurmSweep:
         """Submit a point and return its job; None if Slurm takes no more jobs as long as others are in the queue."""
         from submitit.core.utils import FailedJobError
 
-        job = PointJob(point.record(), experiment_of(self._plan.head["name"]), self._plan.again)
+        job = PointJob(point.record(), self._plan.again)
         try:
             return executor(self._plan.folder / "slurm", point).submit(job)
         except FailedJobError as error:
@@ -228,7 +227,7 @@ class SlurmSweep:
             close_attempt(attempt, point.job, KILLED, why, log)
         if left:
             return left[-1]
-        with Attempt(point.config, point.job, experiment_of(self._plan.head["name"]), point.overrides) as folder:
+        with Attempt(point) as folder:
             raise RankError(why, log)  # before its ranks began
         return folder
 

@@ -156,8 +156,9 @@ class SweepCallback(PointsCallback):
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._points: dict[str, Planned] = {}
+        experiment = experiment_of(config.hydra.job.config_name)
         for point in points:
-            self._points.setdefault(point.made.run_id, Planned.now(*point))  # equal points are one run
+            self._points.setdefault(point.made.run_id, Planned.now(*point, experiment))  # equal points are one run
         self._all = [point.overrides for point in points]
         self._again = not is_sweep(config) or config.again
         self._tracking = read_config(config).tracking
