@@ -137,7 +137,7 @@ class SweepCallback(PointsCallback):
     def show_finished(self) -> bool:
         board.close()
         if self._is_open:
-            self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "")
+            self.show_rows()
         return self._is_open
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class SweepCallback(PointsCallback):
             return
         board.close()
         self._add_chosen()
-        rows = self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "summary.json")
+        rows = self.show_rows()
         if len(rows) == 1:
             show_step(rows[0].folder, rows[0].summary)
         done = [row for row in rows if row.summary["status"] == "finished"]
@@ -213,11 +213,11 @@ class SweepCallback(PointsCallback):
         if (others := max(1, len(self._points)) - len(done)) > 0:
             raise SystemExit(DIVERGED_CODE if others == diverged else 1)
 
-    def show_rows(self, whole: str) -> list[PointRow]:
-        """Print the table of the points that have a summary and return its rows; `whole`: the file with all columns."""
+    def show_rows(self) -> list[PointRow]:
+        """Print the table of the points that have a summary and return its rows."""
         rows = self._rows()
         if rows:  # else every failure has been shown
-            show_runs(rows, whole)
+            show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) > 1:
             for text in changed_between((row.config["data"].get("path"), row.env) for row in rows):
                 console.warn(text)

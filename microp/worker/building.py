@@ -53,7 +53,7 @@ def build_stages(job: Job, model: Model, rank: int, device: Device) -> dict[int,
 def open_optimizer(
     settings: OptimizerSettings, parameters: Iterable[nn.Parameter], rate: float
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of these weights, of which there may be none, with this learning rate."""
+    """Return the optimizer of these weights, of which there may be none, as one group with this learning rate."""
     group = [{"params": list(parameters)}]
     if isinstance(settings, SgdSettings):
         make = partial(torch.optim.SGD, momentum=settings.momentum)
@@ -62,12 +62,6 @@ def open_optimizer(
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
         make = partial(kind, betas=(settings.betas[0], settings.betas[1]))
     return make(group, lr=rate, weight_decay=settings.weight_decay, fused=True)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def boundary_of(job: Job, device: Device) -> Boundary:

@@ -26,7 +26,7 @@ from microp.replicas import open_sync
 from microp.settings import OwnSettings
 from microp.system import MIB
 from microp.trace import StepTrace, time_reducing
-from microp.worker.building import BatchLoader, build_stages, compile_stages, open_optimizer, open_runner, set_rate
+from microp.worker.building import BatchLoader, build_stages, compile_stages, open_optimizer, open_runner
 from microp.worker.shared_weights import TiedGradients, check_equal_data, check_equal_weights
 
 
@@ -125,7 +125,7 @@ class Trainer:
         # 3. update the weights
         self._at(Place.OPTIMIZING)
         if trace is not None:
-            set_rate(self.optimizer, self._job.learning_rate_at(step))
+            self.optimizer.param_groups[0]["lr"] = self._job.learning_rate_at(step)
             self.optimizer.step()
             self._device.finish_optimizer(reduced, self.stages)
         ended = mark()
