@@ -20,13 +20,11 @@ import logging
 import os
 import platform
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -77,20 +75,13 @@ class Attempt:
     """
 
     def __init__(self, point: Planned, folder: Path | None = None) -> None:
-        config, self._job = point.config, point.job
+        config, self._point, self._job = point.config, point, point.job
         # What is recorded is what was done.
         self._config = replace(config, tracking=config.tracking.reachable(), device=point.job.device)
         self._follower: subprocess.Popen[bytes] | None = None
         self.folder = folder or new_attempt(point.run.parent, point.job.run_id, point.known + 1)
-        try:
-            self._open(point.experiment, point.overrides)
-        except BaseException:  # nothing has run in it
-            shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):  # other attempts are in it
-                self.folder.parent.rmdir()
-            raise
 
-    def _open(self, experiment: str | None, overrides: Sequence[str]) -> None:
+    def __enter__(self) -> Path:
         """Write what is known before the ranks start, and start the process that follows them."""
         config, job = self._config, self._job
         status = {"status": RUNNING, "uid": uuid.uuid4().hex[:12], **this_process(), "started": time.time()}
@@ -100,8 +91,12 @@ class Attempt:
             status["resumed"] = snapshots.about(job.resumed, self.folder)
         write_json(self.folder / "status.json", status)  # first, so that an attempt without a status is damaged
         write_text(self.folder / "config.yaml", to_yaml(config))
-        asked = {"experiment": experiment, "overrides": redact_words(overrides), "wandb_agent": take_agent()}
-        self._env: dict[str, Any] = {**_environment(), **asked}
+        self._env: dict[str, Any] = {
+            **_environment(),
+            "experiment": self._point.experiment,
+            "overrides": redact_words(self._point.overrides),
+            "wandb_agent": take_agent(),
+        }
         if runs_beside_others():
             self._env["parallel"] = True
         self._write_state("start")
@@ -110,8 +105,6 @@ class Attempt:
         log.debug("%d ranks start, and write to %s", config.ranks * config.replicas, self.folder)
         if config.tracking.follow and config.tracking.mode != "disabled":
             self._follower = follow(self.folder)
-
-    def __enter__(self) -> Path:
         return self.folder
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:

@@ -25,7 +25,7 @@ from microp.job import NOT_ASKED, Job
 from microp.model import build_model, open_batches
 from microp.points.attempt import Attempt
 from microp.points.planned import Planned
-from microp.records import last_attempt, read_status, unwritable
+from microp.records import last_attempt, read_status
 from microp.schedule import to_text
 from microp.system import flatten, installed_version
 from microp.worker import HostsError, Joined, RankError, join, run_joined
@@ -94,13 +94,11 @@ def _open(point: Planned, joined: Joined) -> tuple[Attempt | None, Path, dict[in
 
 
 def _make(folder: Path) -> bool:
-    """Make a folder; return False if it exists, or raise WriteError if it cannot be made."""
+    """Make a folder; return False if it exists."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         return False
-    except OSError as error:
-        raise unwritable(folder, error) from error
     return True
 
 

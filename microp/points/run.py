@@ -147,7 +147,7 @@ def _objective(attempt: Path, *, in_sweep: bool = False) -> float:
     status = read_status(attempt)
     if status["status"] != "finished":
         if speaks():
-            print_failure(attempt, status, config_name(), overrides(), in_sweep=in_sweep)
+            print_failure(attempt, status, in_sweep=in_sweep)
         return _failed(f"{attempt}: {status.get('message')}")
     return float(read_summary(attempt)["step_ms"]["median"])
 
