@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import cache
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from microp.config import RunError, config_checks, make_job, read_config
+from microp.config import RunError, Stop, config_checks, make_job, read_config
 from microp.job import Job
 from microp.points.hydra_app import (
     PointsCallback,
@@ -66,23 +66,14 @@ def _run_planned(config: DictConfig, plan: SweepPlan) -> float:
     record = plan.find(overrides())
     if record is None and not chooses_points():
         raise RunError(f"{plan.folder / 'points.jsonl'} lacks the point {overrides()}: type the sweep's command again")
-    if why := plan.stopped or (record or {}).get("left_out"):
+    if why := (record or {}).get("left_out"):
         return _failed(why)
     point = planned(record) if record else _choose(config, plan)
     if point is None:
         return _failed(SKIPPED)
-    objective = 0.0
-    try:
-        is_job = isinstance(point.config.launch, SlurmSettings)
-        attempt = slurm_sweep(plan).attempt_of(point, board) if is_job else _run_here(point, plan)
-        objective = _objective(attempt, in_sweep=is_job)
-    except Exception:
-        objective = nan
-        raise
-    finally:
-        if isnan(objective) and point.config.fail_fast:
-            plan.stop(f"fail_fast=true: {point.job.run_id} failed")
-    return objective
+    is_job = isinstance(point.config.launch, SlurmSettings)
+    attempt = slurm_sweep(plan).attempt_of(point, board) if is_job else _run_here(point, plan)
+    return _objective(attempt, in_sweep=is_job, fail_fast=point.config.fail_fast)
 
 
 def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
@@ -141,13 +132,15 @@ def _warn_of_no_locks(output: str) -> None:
     console.warn(f"the file system of {output} has no locks: nothing keeps another process from running the same point")
 
 
-def _objective(attempt: Path, *, in_sweep: bool = False) -> float:
+def _objective(attempt: Path, *, in_sweep: bool = False, fail_fast: bool = False) -> float:
     if not (attempt / "status.json").exists():  # this process is a rank on another host
         return nan
     status = read_status(attempt)
     if status["status"] != "finished":
         if speaks():
             print_failure(attempt, status, in_sweep=in_sweep)
+        if fail_fast:
+            raise Stop(f"fail_fast=true: {attempt.parent.name} failed")
         return _failed(f"{attempt}: {status.get('message')}")
     return float(read_summary(attempt)["step_ms"]["median"])
 

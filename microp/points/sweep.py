@@ -202,13 +202,10 @@ class SweepCallback(PointsCallback):
         texts = (lacks_profile(point.config, point.job) for point in self._points.values() if self._is_first)
         if hint := next(filter(None, texts), None):  # once in an output folder
             console.note(hint)
-        shown, stopped = {row.summary["run_id"] for row in rows}, self._plan and self._plan.stopped
-        lacking = [point for name, point in self._points.items() if name not in shown]
-        if lost := sorted(str(point.run) for point in lacking if not stopped or point.made()):
+        shown = {row.summary["run_id"] for row in rows}
+        if lost := sorted(str(point.run) for name, point in self._points.items() if name not in shown):
             count = f"{len(lost)} of {len(self._points)} points"
             console.error(f"no result of {count}, removed or damaged: {', '.join(lost)}: run the same command again")
-        if stopped:
-            console.error(f"{stopped}: {len(lacking)} of {len(self._points)} points were not run")
         diverged = sum(row.summary["status"] == DIVERGED for row in rows)
         if (others := max(1, len(self._points)) - len(done)) > 0:
             raise SystemExit(DIVERGED_CODE if others == diverged else 1)
