@@ -42,11 +42,6 @@ class Planned(NamedTuple):
         return point._replace(known=last_attempt(point.run))
 
     @property
-    def data_path(self) -> str | None:
-        """Where its data are, None for those that microp brings along."""
-        return getattr(self.config.data, "path", None)
-
-    @property
     def run(self) -> Path:
         """The folder of its attempts."""
         return Path(self.config.output_dir) / "runs" / self.job.run_id

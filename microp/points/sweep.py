@@ -182,10 +182,9 @@ class SweepCallback(PointsCallback):
 
     def _changed_data(self) -> list[str]:
         """Return which data are not those any more that finished points were trained on, one sentence per path."""
-        done = [(point, attempt) for name, point in self._points.items() if (attempt := self._finished(name))]
-        paths = {path: point.config.data.contents() for point, _ in done if (path := point.data_path) is not None}
+        done = ((point.config.data, self._finished(name)) for name, point in self._points.items())
         return changed_since(
-            (path, read_env(attempt), paths[path]) for point, attempt in done if (path := point.data_path)
+            (getattr(data, "path", None), read_env(attempt), data.contents()) for data, attempt in done if attempt
         )
 
     def end(self, config: DictConfig) -> None:
