@@ -84,7 +84,8 @@ class Attempt:
     def __enter__(self) -> Path:
         """Write what is known before the ranks start, and start the process that follows them."""
         config, job = self._config, self._job
-        status = {"status": RUNNING, "uid": uuid.uuid4().hex[:12], **this_process(), "started": time.time()}
+        status = {"status": RUNNING, "message": None, "uid": uuid.uuid4().hex[:12], **this_process()}
+        status["started"] = time.time()
         if "SLURM_JOB_ID" in os.environ:
             status["slurm_job"] = os.environ["SLURM_JOB_ID"]
         if job.resumed:
