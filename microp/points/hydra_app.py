@@ -86,8 +86,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(_guarded(task))()
     except KeyboardInterrupt:
-        if PointsCallback.began is not None:
-            PointsCallback.began.show_finished()
+        _close()
         left = ": what has been recorded is in the run's folder; of a sweep the same command goes on"
         console.error(f"interrupted{left if name == 'config' else ''}")
         raise SystemExit(130) from None
@@ -98,17 +97,21 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
         began = PointsCallback.began
         if isinstance(error, ConfigError) or (began is None and isinstance(error, REFUSED)):
             refuse(refusal(error))
-        reason = str(error if isinstance(error, (RunError, Stop)) else stop_for(error))
+        reason, was_open = str(error if isinstance(error, (RunError, Stop)) else stop_for(error)), _close()
         if isinstance(error, RunError):
             reason += " (the sweeper stopped; with hydra.sweeper.max_failure_rate=1 Optuna's goes on)"
-        elif began is not None and began.show_finished():
+        elif was_open:
             reason = f"the sweep stops: {reason}"
         console.error(reason)
         raise SystemExit(1) from None
     finally:
-        if PointsCallback.began is not None:
-            PointsCallback.began.close()
+        _close()
         os.environ[FULL_ERROR] = asked
+
+
+def _close() -> bool:
+    """Close what the command has left open; return whether that is a sweep before its last point."""
+    return PointsCallback.began is not None and PointsCallback.began.close()
 
 
 def _guarded(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
@@ -225,12 +228,13 @@ class PointsCallback(Callback):
     def end(self, config: DictConfig) -> None:
         """React to the end of the last point."""
 
-    def show_finished(self) -> bool:
-        """Show what is finished of a command that ends before its last point; return whether it is a sweep."""
-        return False
+    def close(self) -> bool:
+        """Close what the command has left open, and show what is finished of a sweep before its last point.
 
-    def close(self) -> None:
-        """Close what the command left open, however it ended."""
+        Returns:
+            whether it is one; False when this is called again.
+        """
+        return False
 
     def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
         """Show what the command would do with its points and exit; `skip` leaves `skipped` others out."""

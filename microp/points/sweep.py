@@ -131,28 +131,22 @@ class SweepCallback(PointsCallback):
 
     @stop_on_error
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        self._finish()
+        self._is_open = False
+        self.write_table()
         super().on_multirun_end(config)
 
-    def show_finished(self) -> bool:
-        board.close()
-        if self._is_open:
-            self.show_rows()
-        return self._is_open
-
-    def close(self) -> None:
-        try:
-            self._finish()
-        except OSError as error:
-            console.warn(in_a_line(error))
-
-    def _finish(self) -> None:
-        """Remove the bars; of a sweep that was stopped cancel the jobs and write the table."""
+    def close(self) -> bool:
         board.close()
         cancel_jobs()
-        if self._is_open:
-            self._is_open = False
+        if not self._is_open:
+            return False
+        self._is_open = False
+        self.show_rows()
+        try:
             self.write_table()
+        except OSError as error:
+            console.warn(in_a_line(error))
+        return True
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._points: dict[str, Planned] = {}
