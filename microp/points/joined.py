@@ -74,23 +74,18 @@ def _open(point: Planned, joined: Joined) -> tuple[Attempt | None, Path, dict[in
 
     All hosts use the same number, which rank 0 chooses. A host whose folder exists already shares it with rank 0's.
     """
-    everyone = joined.everyone
+    everyone, hosts = joined.everyone, joined.hosts
     known = max(everyone.all_gather(last_attempt(point.run)))
     attempt = Attempt(point._replace(known=known)) if everyone.rank == 0 else None
     folder = point.run / everyone.all_gather(attempt.folder.name if attempt else "")[0]
-    mine: str | None = None
+    stays: str | None = None
     if joined.is_first and everyone.rank != 0 and _make(folder):
         quiet = replace(point.config, tracking=replace(point.config.tracking, mode="disabled"))
         attempt = _OtherHosts(point._replace(config=quiet), folder)
-        mine = str(folder.absolute())
-    folders = everyone.all_gather(mine)
-    stay = {
-        host: f"the rows of ranks {', '.join(map(str, ranks))} stay on {joined.hosts.names[host]} in "
-        f"{folders[ranks[0]]}"
-        for host in range(1, len(joined.hosts.names))
-        if folders[(ranks := joined.hosts.ranks(host))[0]] is not None
-    }
-    return attempt, folder, {host: text for host, text in stay.items() if joined.host in (0, host)}
+        ranks = ", ".join(map(str, hosts.ranks(joined.host)))
+        stays = f"the rows of ranks {ranks} stay on {hosts.names[joined.host]} in {folder.absolute()}"
+    told = {host: text for host, text in zip(hosts.of, everyone.all_gather(stays), strict=True) if text}
+    return attempt, folder, {host: text for host, text in told.items() if joined.host in (0, host)}
 
 
 def _make(folder: Path) -> bool:
