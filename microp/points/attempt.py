@@ -35,29 +35,13 @@ from typing import Any
 
 import torch
 
+from microp import records
 from microp.config import Config, predict, to_yaml, with_advice
 from microp.job import Job
 from microp.mirror import mirror, take_agent
 from microp.points.hydra_app import runs_beside_others
 from microp.points.next_commands import print_resume
 from microp.points.planned import Planned
-from microp.records import (
-    DIVERGED,
-    RUNNING,
-    changed_while,
-    in_a_line,
-    in_words,
-    load_average,
-    new_attempt,
-    read_errors,
-    read_json,
-    snapshots,
-    summarise,
-    this_process,
-    write_json,
-    write_schedule,
-    write_text,
-)
 from microp.system import places, processor, redact_words, server
 from microp.terminal import console
 from microp.worker import RankError
@@ -79,19 +63,19 @@ class Attempt:
         # What is recorded is what was done.
         self._config = replace(config, tracking=config.tracking.reachable(), device=point.job.device)
         self._follower: subprocess.Popen[bytes] | None = None
-        self.folder = folder or new_attempt(point.run.parent, point.job.run_id, point.known + 1)
+        self.folder = folder or records.new_attempt(point.run.parent, point.job.run_id, point.known + 1)
 
     def __enter__(self) -> Path:
         """Write what is known before the ranks start, and start the process that follows them."""
         config, job = self._config, self._job
-        status = {"status": RUNNING, "message": None, "uid": uuid.uuid4().hex[:12], **this_process()}
+        status = {"status": records.RUNNING, "message": None, "uid": uuid.uuid4().hex[:12], **records.this_process()}
         status["started"] = time.time()
         if "SLURM_JOB_ID" in os.environ:
             status["slurm_job"] = os.environ["SLURM_JOB_ID"]
         if job.resumed:
-            status["resumed"] = snapshots.about(job.resumed, self.folder)
-        write_json(self.folder / "status.json", status)  # first, so that an attempt without a status is damaged
-        write_text(self.folder / "config.yaml", to_yaml(config))
+            status["resumed"] = records.snapshots.about(job.resumed, self.folder)
+        records.write_json(self.folder / "status.json", status)  # first, so that an attempt without a status is damaged
+        records.write_text(self.folder / "config.yaml", to_yaml(config))
         self._env: dict[str, Any] = {
             **_environment(),
             "experiment": self._point.experiment,
@@ -101,8 +85,8 @@ class Attempt:
         if runs_beside_others():
             self._env["parallel"] = True
         self._write_state("start")
-        write_schedule(self.folder, job.schedule)
-        write_json(self.folder / "predicted.json", predict(config, job)._asdict())
+        records.write_schedule(self.folder, job.schedule)
+        records.write_json(self.folder / "predicted.json", predict(config, job)._asdict())
         log.debug("%d ranks start, and write to %s", config.ranks * config.replicas, self.folder)
         if config.tracking.follow and config.tracking.mode != "disabled":
             self._follower = follow(self.folder)
@@ -125,9 +109,9 @@ class Attempt:
     def _give_up(self, error: BaseException) -> None:
         """Record an error outside of the ranks, or Ctrl-C, as far as the disk allows."""
         state = "failed" if isinstance(error, Exception) else "interrupted"
-        message = None if state == "interrupted" else f"outside of the ranks: {in_words(error)}"
+        message = None if state == "interrupted" else f"outside of the ranks: {records.in_words(error)}"
         if isinstance(error, OSError):
-            message = in_a_line(error)
+            message = records.in_a_line(error)
         with suppress(Exception):  # the error itself may be that there is no summary
             close_attempt(self.folder, self._job, state, message)
         if state == "interrupted":
@@ -135,16 +119,16 @@ class Attempt:
 
     def _fail(self, error: RankError) -> None:
         """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""
-        diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
+        diverged = [str(row["message"]) for row in records.read_errors(self.folder) if row.get("diverged")]
         if diverged:
-            self.close(DIVERGED, diverged[0], error.log)
+            self.close(records.DIVERGED, diverged[0], error.log)
         else:
             self.close("failed", with_advice(self._config, self._job, str(error)), error.log)
 
     def close(self, state: str, message: str | None = None, said: Path | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""
         self._write_state("end")
-        if changed := changed_while(getattr(self._config.data, "path", None), self._env):
+        if changed := records.changed_while(getattr(self._config.data, "path", None), self._env):
             console.warn(f"{self.folder}: {changed}")
             message = f"{message}; {changed}" if message else None
         close_attempt(self.folder, self._job, state, message, said)
@@ -153,19 +137,19 @@ class Attempt:
 
     def _write_state(self, moment: str) -> None:
         """Add the load average and what the data are, before (`start`) or after (`end`) the ranks' run, to env.json."""
-        self._env["load"] = {**self._env.get("load", {}), moment: load_average()}
+        self._env["load"] = {**self._env.get("load", {}), moment: records.load_average()}
         if (contents := self._config.data.contents()) is not None:
             self._env["data"] = {**self._env.get("data", {}), moment: contents}
-        write_json(self.folder / "env.json", self._env)
+        records.write_json(self.folder / "env.json", self._env)
 
 
 def close_attempt(attempt: Path, job: Job, state: str, message: str | None = None, said: Path | None = None) -> None:
     """Write the summary and the status of an attempt that has ended; `said` is the file with what a rank printed."""
-    snapshots.remove_drafts(attempt)
-    write_json(attempt / "summary.json", summarise(job, attempt, state))
+    records.snapshots.remove_drafts(attempt)
+    records.write_json(attempt / "summary.json", records.summarise(job, attempt, state))
     path = attempt / "status.json"
     ended = {"status": state, "message": message, "log": said and str(said), "ended": time.time()}
-    write_json(path, {**read_json(path), **ended})
+    records.write_json(path, {**records.read_json(path), **ended})
 
 
 def follow(attempt: Path) -> subprocess.Popen[bytes]:
@@ -194,8 +178,8 @@ def mirror_ended(attempt: Path, state: str, config: Config, follower: subprocess
             follower.wait()
             error = TimeoutError(f"{server()} took more than {END_S} s after the run")
         console.warn(
-            f"W&B failed for {attempt.parent.name}/{attempt.name} ({in_words(error)}), which is {state} and recorded. "
-            f"To mirror it later: python -m microp.tracking {shlex.quote(config.output_dir)}"
+            f"W&B failed for {attempt.parent.name}/{attempt.name} ({records.in_words(error)}), which is {state} and "
+            f"recorded. To mirror it later: python -m microp.tracking {shlex.quote(config.output_dir)}"
         )
     else:
         log.debug("W&B: %s/%s, %s", attempt.parent.name, attempt.name, config.tracking.mode)

@@ -11,17 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from microp import records
 from microp.config import Config, from_plain, job_with, plain
 from microp.job import Job, Snapshot
-from microp.records import (
-    RecordError,
-    attempts,
-    check_attempt,
-    last_attempt,
-    number_of,
-    read_status,
-    snapshots,
-)
 from microp.schedule import Partition, from_text, to_text
 
 
@@ -39,7 +31,7 @@ class Planned(NamedTuple):
     def now(cls, overrides: list[str], config: Config, job: Job, experiment: str | None = None) -> Planned:
         """Return a point that is planned now."""
         point = cls(overrides, config, job, experiment=experiment)
-        return point._replace(known=last_attempt(point.run))
+        return point._replace(known=records.last_attempt(point.run))
 
     @property
     def run(self) -> Path:
@@ -55,7 +47,7 @@ class Planned(NamedTuple):
 
     def made(self) -> list[Path]:
         """Return the attempts that were made since the point was planned, by whatever process."""
-        return [attempt for attempt in attempts(self.run) if number_of(attempt) > self.known]
+        return [attempt for attempt in records.attempts(self.run) if records.number_of(attempt) > self.known]
 
     def record(self) -> dict[str, Any]:
         """Return what a plan has to hold so that `planned` returns this point in any process."""
@@ -82,22 +74,22 @@ def planned(record: dict[str, Any]) -> Planned:
         job = replace(job, resumed=resumed)
         return Planned(record["overrides"], config, job, record.get("known", 0), record.get("experiment"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordError(
+        raise records.RecordError(
             f"the plan's point {record.get('run_id')} is damaged ({error!r}): run its sweep again"
         ) from error
 
 
 def finished(run: Path, after: int = 0, *, final: bool = False) -> Path | None:
     """Return a run's last finished attempt, or None; `after`: of a higher number; `final`: with trained weights."""
-    for attempt in reversed(attempts(run)):
-        if number_of(attempt) <= after:
+    for attempt in reversed(records.attempts(run)):
+        if records.number_of(attempt) <= after:
             return None
         try:
-            if read_status(attempt)["status"] == "finished":
-                check_attempt(attempt)
-                if not final or (attempt / snapshots.WEIGHTS).exists():
+            if records.read_status(attempt)["status"] == "finished":
+                records.check_attempt(attempt)
+                if not final or (attempt / records.snapshots.WEIGHTS).exists():
                     return attempt
-        except RecordError:  # an attempt that cannot be read answers nothing: the point runs again
+        except records.RecordError:  # an attempt that cannot be read answers nothing: the point runs again
             continue
     return None
 

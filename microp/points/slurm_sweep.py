@@ -22,15 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from microp import records
 from microp.config import ConfigError, Stop, find_resumed
 from microp.points.planned import Planned, planned
-from microp.records import (
-    KILLED,
-    RUNNING,
-    SweepPlan,
-    owner_of,
-    read_status,
-)
 from microp.settings import SlurmSettings
 from microp.terminal import Board, console
 
@@ -52,7 +46,7 @@ TIMES = 3  # that a job which goes on from snapshots may run out of time
 _sweeps: dict[Path, SlurmSweep] = {}
 
 
-def slurm_sweep(plan: SweepPlan) -> SlurmSweep:
+def slurm_sweep(plan: records.SweepPlan) -> SlurmSweep:
     """Return the jobs of a sweep, the same object for all points of this process."""
     if plan.folder not in _sweeps:
         _sweeps[plan.folder] = SlurmSweep(plan)
@@ -100,7 +94,7 @@ class PointJob:
 class SlurmSweep:
     """The jobs of one sweep; all points of its plan that Slurm is to run are submitted together."""
 
-    def __init__(self, plan: SweepPlan) -> None:
+    def __init__(self, plan: records.SweepPlan) -> None:
         self._plan = plan
         self._jobs: dict[str, SlurmJob[None]] = {}  # run -> its job
         self._ended: dict[str, str] = {}  # job -> the state in which it ended
@@ -140,7 +134,7 @@ class SlurmSweep:
         self._look()
         self._submit()
         job = self._jobs.get(point.job.run_id)
-        return job is None or job.job_id not in self._ended or owner_of(point.run) is not None
+        return job is None or job.job_id not in self._ended or records.owner_of(point.run) is not None
 
     def _look(self) -> None:
         """Find out which jobs have ended. submitit would ask the accounting, which not every cluster has."""
@@ -166,7 +160,7 @@ class SlurmSweep:
             limits = [limit for limit in (_settings(point).at_once, self._room) if limit is not None]
             if limits and len(self.running()) >= min(limits):
                 break
-            if owner := owner_of(point.run):
+            if owner := records.owner_of(point.run):
                 self._say(f"{run} is being run by {owner}: this sweep waits, and takes its result")
                 continue
             if not point.finished(self._plan.again):
@@ -210,13 +204,13 @@ class SlurmSweep:
             states = {  # the job makes another attempt when it is started again
                 attempt: status["status"]
                 for attempt in point.made()
-                if (status := read_status(attempt)).get("slurm_job") == job.job_id
+                if (status := records.read_status(attempt)).get("slurm_job") == job.job_id
             }
             left = list(states)
-            if (left and states[left[-1]] not in (RUNNING, KILLED)) or time.monotonic() > deadline:
+            if (left and states[left[-1]] not in (records.RUNNING, records.KILLED)) or time.monotonic() > deadline:
                 break
             time.sleep(1)
-        unended = [attempt for attempt in left if states[attempt] in (RUNNING, KILLED)]
+        unended = [attempt for attempt in left if states[attempt] in (records.RUNNING, records.KILLED)]
         if left and not unended:
             return left[-1]
         from microp.points.attempt import Attempt, close_attempt
@@ -224,7 +218,7 @@ class SlurmSweep:
 
         why = f"job {job.job_id} of Slurm ended ({state}) without a result: see its log"
         for attempt in unended:
-            close_attempt(attempt, point.job, KILLED, why, log)
+            close_attempt(attempt, point.job, records.KILLED, why, log)
         if left:
             return left[-1]
         with Attempt(point) as folder:

@@ -17,6 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from microp import records
 from microp.config import (
     Config,
     about_resumed,
@@ -43,18 +44,6 @@ from microp.points.next_commands import print_next_commands
 from microp.points.planned import Planned, experiment_of, planned
 from microp.points.run import SKIPPED, board, equal_points
 from microp.points.slurm_sweep import cancel_jobs
-from microp.records import (
-    DIVERGED,
-    SCHEMA_VERSION,
-    RecordError,
-    SweepPlan,
-    changed_between,
-    changed_since,
-    claim_folder,
-    in_a_line,
-    plan_in,
-    read_env,
-)
 from microp.results import PointRow, read_point, unscaled, write_table
 from microp.system import is_joined, override, redact_words
 from microp.terminal import console, show_runs, show_step
@@ -65,7 +54,7 @@ DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
 class SweepCallback(PointsCallback):
     """Makes the job of every point, shows the progress and the table; sets the exit code if points did not finish."""
 
-    _plan: SweepPlan | None = None  # a single run has none
+    _plan: records.SweepPlan | None = None  # a single run has none
     _is_open = False  # whether a sweep has been planned and has not ended
 
     @classmethod
@@ -108,12 +97,12 @@ class SweepCallback(PointsCallback):
                 ]
             )
         super().on_multirun_start(config)
-        folder = claim_folder(Path(config.hydra.sweep.dir))
+        folder = records.claim_folder(Path(config.hydra.sweep.dir))
         config.hydra.sweep.dir = str(folder)  # where Hydra looks for it, and every point
         config.hydra.overrides.hydra.append(override("hydra.sweep.dir", str(folder)))
-        self._plan = plan = plan_in(folder)
+        self._plan = plan = records.plan_in(folder)
         name = config.hydra.job.config_name
-        head = {"schema_version": SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
+        head = {"schema_version": records.SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
         plan.write({**head, "command": redact_words(sys.argv), "again": self._again}, self._records())
         self.write_table()
         self._is_open = True
@@ -145,7 +134,7 @@ class SweepCallback(PointsCallback):
         try:
             self.write_table()
         except OSError as error:
-            console.warn(in_a_line(error))
+            console.warn(records.in_a_line(error))
         return True
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
@@ -177,8 +166,10 @@ class SweepCallback(PointsCallback):
     def _changed_data(self) -> list[str]:
         """Return which data are not those any more that finished points were trained on, one sentence per path."""
         done = ((point.config.data, self._finished(name)) for name, point in self._points.items())
-        return changed_since(
-            (getattr(data, "path", None), read_env(attempt), data.contents()) for data, attempt in done if attempt
+        return records.changed_since(
+            (getattr(data, "path", None), records.read_env(attempt), data.contents())
+            for data, attempt in done
+            if attempt
         )
 
     def end(self, config: DictConfig) -> None:
@@ -199,7 +190,7 @@ class SweepCallback(PointsCallback):
         if lost := sorted(str(point.run) for name, point in self._points.items() if name not in shown):
             count = f"{len(lost)} of {len(self._points)} points"
             console.error(f"no result of {count}, removed or damaged: {', '.join(lost)}: run the same command again")
-        diverged = sum(row.summary["status"] == DIVERGED for row in rows)
+        diverged = sum(row.summary["status"] == records.DIVERGED for row in rows)
         if (others := max(1, len(self._points)) - len(done)) > 0:
             raise SystemExit(DIVERGED_CODE if others == diverged else 1)
 
@@ -209,7 +200,7 @@ class SweepCallback(PointsCallback):
         if rows:  # else every failure has been shown
             show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) > 1:
-            for text in changed_between((row.config["data"].get("path"), row.env) for row in rows):
+            for text in records.changed_between((row.config["data"].get("path"), row.env) for row in rows):
                 console.warn(text)
         return rows
 
@@ -236,7 +227,7 @@ class SweepCallback(PointsCallback):
         """
         rows = []
         for name, point in self._points.items():
-            with suppress(RecordError):
+            with suppress(records.RecordError):
                 made = [attempt for attempt in point.made() if (attempt / "summary.json").exists()]
                 if attempt := self._finished(name) or (made[-1] if made else None):
                     rows.append(read_point(plain(point.config), point.overrides, attempt))

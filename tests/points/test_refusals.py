@@ -14,6 +14,7 @@ from namespace import Mounts
 from typed import type_in
 from user import SMALL, microp
 
+from microp import records
 from microp.points import attempt as attempt_module
 from microp.points import sweep
 from microp.records import recorder
@@ -59,7 +60,7 @@ def test_an_error_outside_of_the_ranks_is_recorded_and_stops_the_sweep(typed, mo
     def failing(*_):
         raise ZeroDivisionError("no steps\nat all")
 
-    monkeypatch.setattr(attempt_module, "changed_while", failing)
+    monkeypatch.setattr(records, "changed_while", failing)
     code, _, errors = typed("-m", "seed=1,2", *THREADS)
     said = "error: the sweep stops: ZeroDivisionError: no steps at all (HYDRA_FULL_ERROR=1 shows where)"
     assert (code, errors) == (1, [said])
@@ -112,16 +113,17 @@ def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed
 
 
 UNWRITABLE = recorder.unwritable(Path("a/status.json"), NO_SPACE, 9)
-UNOPENED = [("write_text", UNWRITABLE, r"error: no room in .*/status\.json \(")]
-UNOPENED += [("predict", ZeroDivisionError("no time"), r"error: ZeroDivisionError: no time \(HYDRA_FULL_ERROR=1 shows")]
+UNOPENED = [(records, "write_text", UNWRITABLE, r"error: no room in .*/status\.json \(")]
+BUG = ZeroDivisionError("no time"), r"error: ZeroDivisionError: no time \(HYDRA_FULL_ERROR=1 shows"
+UNOPENED += [(attempt_module, "predict", *BUG)]
 
 
-@pytest.mark.parametrize(("name", "raised", "said"), UNOPENED)
-def test_an_attempt_that_cannot_be_opened_ends_the_command_in_a_line(typed, monkeypatch, name, raised, said):
+@pytest.mark.parametrize(("module", "name", "raised", "said"), UNOPENED)
+def test_an_attempt_that_cannot_be_opened_ends_the_command_in_a_line(typed, monkeypatch, module, name, raised, said):
     def failing(*_):
         raise raised
 
-    monkeypatch.setattr(attempt_module, name, failing)
+    monkeypatch.setattr(module, name, failing)
     code, out, [error] = typed(*THREADS)
     assert (code, out) == (1, "")
     assert re.match(said, error)
