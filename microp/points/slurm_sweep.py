@@ -19,6 +19,7 @@ import os
 import subprocess
 import time
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ class SlurmSweep:
         self._plan = plan
         self._jobs: dict[str, SlurmJob[None]] = {}  # run -> its job
         self._ended: dict[str, str] = {}  # job -> the state in which it ended
-        self._room: int | None = None  # jobs that Slurm lets this user have at once, once it has refused one
+        self._room = inf  # jobs that Slurm lets this user have at once, once it has refused one
         self._said: set[str] = set()
         points = [planned(record) for record in plan.points() if "run_id" in record]
         self._waiting = {
@@ -157,8 +158,7 @@ class SlurmSweep:
         """Submit points as long as the queue may have more jobs."""
         submitted = []
         for run, point in list(self._waiting.items()):
-            limits = [limit for limit in (_settings(point).at_once, self._room) if limit is not None]
-            if limits and len(self.running()) >= min(limits):
+            if len(self.running()) >= min(self._room, _settings(point).at_once or inf):
                 break
             if owner := records.owner_of(point.run):
                 self._say(f"{run} is being run by {owner}: this sweep waits, and takes its result")
