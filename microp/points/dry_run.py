@@ -18,7 +18,7 @@ from statistics import median
 from typing import NamedTuple, NoReturn
 
 from microp.config import config_checks, plain, predicted_seconds
-from microp.points.hydra_app import Checked, refuse, speaks
+from microp.points.hydra_app import Checked, Point, refuse, speaks
 from microp.points.planned import Planned
 from microp.points.run import equal_points
 from microp.records import owner_of, run_seconds
@@ -44,7 +44,7 @@ class DryPoint(NamedTuple):
 
 def show_dry_run(checked: Sequence[Checked], skipped: int, problems: list[str], resumes: bool) -> NoReturn:
     """Print a command's points, their state and predicted time, and what is invalid; exit with 0, or else 2."""
-    points = [valid for _, valid, _ in checked if valid is not None]
+    points = [point for point in checked if isinstance(point, Point)]
     if speaks():
         if checked:
             _show_points(list(_dry_points(checked, resumes)))
@@ -59,7 +59,8 @@ def show_dry_run(checked: Sequence[Checked], skipped: int, problems: list[str], 
             console.warn(warning)
         if reason := unscaled(plain(point.config) for point in points):
             console.note(reason)
-    invalid = Counter(problem for point in checked for problem in dict.fromkeys(point.problems))
+    refused = [point.problems for point in checked if not isinstance(point, Point)]
+    invalid = Counter(problem for texts in refused for problem in dict.fromkeys(texts))
     if invalid or problems:
         counted = [f"{problem} ({number} of {len(checked)} points)" for problem, number in invalid.items()]
         refuse((counted if len(checked) > 1 else list(invalid)) + problems)
@@ -68,23 +69,24 @@ def show_dry_run(checked: Sequence[Checked], skipped: int, problems: list[str], 
 
 def _dry_points(checked: Sequence[Checked], resumes: bool) -> Iterator[DryPoint]:
     """Yield the points as they are shown, equal ones once."""
-    outputs = next((point.config.output_dir for _, point, _ in checked if point is not None), ".")
+    outputs = next((point.config.output_dir for point in checked if isinstance(point, Point)), ".")
     known, shown = run_seconds(Path(outputs) / "runs"), set()
-    for overrides, valid, _ in checked:
-        if valid is None:
-            yield DryPoint(overrides, "invalid")
+    for point in checked:
+        if not isinstance(point, Point):
+            yield DryPoint(point.overrides, "invalid")
             continue
-        point = Planned(*valid)
-        job = point.job
+        planned = Planned(*point)
+        job = planned.job
         if job.run_id in shown:
             continue
         shown.add(job.run_id)
-        if resumes and point.finished():
-            yield DryPoint(overrides, "done", job.run_id)
+        if resumes and planned.finished():
+            yield DryPoint(point.overrides, "done", job.run_id)
             continue
-        took, owner = known.get(job.question_id), owner_of(point.run)
+        took, owner = known.get(job.question_id), owner_of(planned.run)
         seconds = median(took) if took else predicted_seconds(point.config, job)
-        yield DryPoint(overrides, f"run by {owner}" if owner else TO_RUN, job.run_id, len(list(job.phases())), seconds)
+        state = f"run by {owner}" if owner else TO_RUN
+        yield DryPoint(point.overrides, state, job.run_id, len(list(job.phases())), seconds)
 
 
 def _show_points(points: Sequence[DryPoint]) -> None:

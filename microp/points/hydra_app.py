@@ -157,12 +157,7 @@ class Point(NamedTuple):
     made: Any  # the result of `PointsCallback.prepare`: a job or a pricing job
 
 
-class Checked(NamedTuple):
-    """A point of a command as it was checked: what was typed for it, and either the point or what is wrong with it."""
-
-    overrides: list[str]
-    point: Point | None
-    problems: list[str]
+Checked = Point | Composed  # a valid point, or one as it was composed with what is wrong with it
 
 
 def stop_on_error(method: Callable[P, None]) -> Callable[P, None]:
@@ -243,16 +238,16 @@ class PointsCallback(Callback):
         """Check and prepare a point, and add its knobs; None if `skip` leaves it out."""
         try:
             if composed.config is None:
-                return Checked(composed.overrides, None, composed.problems)
+                return composed
             asked, lacking = read_composed(composed.config)
             if asked.skip:
                 return None
             knobs.add(asked, lacking)
             config = what_runs(asked)
             made = self._prepared[_key(config)] = self.prepare(config)
-            return Checked(composed.overrides, Point(composed.overrides, config, made), [])
+            return Point(composed.overrides, config, made)
         except REFUSED as error:
-            return Checked(composed.overrides, None, refusal(error))
+            return Composed(composed.overrides, None, refusal(error))
 
     @stop_on_error
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -294,14 +289,15 @@ class PointsCallback(Callback):
         self.skipped = [overrides for overrides, point in every if point is None]
         if composed and not checked:
             refuse([NOTHING_LEFT])
-        points = [valid for _, valid, _ in checked if valid is not None]
+        points = [point for point in checked if isinstance(point, Point)]
         problems = knobs.problems + self.problems_together(config, points)
         if speaks():
             for note in knobs.notes:
                 console.note(note)
         if any(node is not None and node.get("dry_run") for node in (config, *(asked.config for asked in composed))):
             self.dry_run(config, checked, len(self.skipped), problems)
-        if problems := [problem for point in checked for problem in point.problems] + problems:
+        refused = [point for point in checked if isinstance(point, Composed)]
+        if problems := [problem for point in refused for problem in point.problems] + problems:
             refuse(list(dict.fromkeys(problems)))
         log.debug("%s composed and checked", "1 point is" if len(points) == 1 else f"{len(points)} points are")
         PointsCallback.began = self
