@@ -161,7 +161,7 @@ def shared(ranks: int, card: Card) -> Iterator[Figure]:
 
 def same_gradients(job: Job) -> Figure:
     with tempfile.TemporaryDirectory() as folder:
-        ranks = launch_ranks(job, Path(folder), 5, self_checks.gradients)
+        ranks = launch_ranks(job, Path(folder), self_checks.gradients)
     found = {index: own for rank in ranks.values() for index, own in rank.items()}
     *_, wanted = monolith.steps(job, 2)
     pairs = [pair for at, own in enumerate(wanted.gradients) for pair in zip(found[at], own, strict=True)]

@@ -34,7 +34,7 @@ def by_threads(job: Job, timeout_s: float = 20.0, transport=thread_comms) -> Tra
 
 def by_processes(jobs: Sequence[Job], folder: Path) -> list[Trained]:
     """Train all jobs, which have as many ranks, in one launch."""
-    results = launch_ranks(jobs[0], folder, 3, partial(training.train_all_tensors, jobs))
+    results = launch_ranks(jobs[0], folder, partial(training.train_all_tensors, jobs))
     return [_joined(job, [results[rank][number] for rank in range(job.ranks)]) for number, job in enumerate(jobs)]
 
 

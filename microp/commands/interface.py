@@ -186,7 +186,7 @@ def _run(points: list[Planned]) -> list[Path]:
         warnings.warn(warning, stacklevel=3)
     board.open([len(list(point.job.phases())) for point in points])
     try:
-        return [run_attempt(point.config, point.job, point.overrides) for point in points]
+        return [run_attempt(point) for point in points]
     except LockedError as error:
         raise RunError(str(error)) from error
     finally:

@@ -105,7 +105,7 @@ def transports(steps: int) -> list[dict[str, Any]]:
     for backend in ("shm", "tcp", "gloo"):
         job = replace(JOB, schedule=gpipe(2, 2), backend=backend)
         with tempfile.TemporaryDirectory() as folder:
-            ranks = launch_ranks(job, Path(folder), 5, partial(on_a_rank, steps))
+            ranks = launch_ranks(job, Path(folder), partial(on_a_rank, steps))
         for engine in ranks[0]:
             one, many = (max(ranks[rank][engine][which] for rank in ranks) for which in (0, 1))
             name = backend if engine == "microp" else "torch (gloo)"

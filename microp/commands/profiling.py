@@ -26,8 +26,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from microp.config import Config, ConfigError, ProfileConfig, Stop, doubt, machine_of, make_job
 from microp.job import Job
 from microp.points import PointsCallback, run_app
@@ -169,27 +167,24 @@ def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
 
 def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
     """Run cases in one launch, as many as fit but at least `needed`; return them with their times."""
-    from microp.worker import RankError, launch_ranks, record_cases  # torch
+    from microp.worker import RankError, launch_ranks, measure_cases  # torch
 
     folder.mkdir()
     try:
-        weights = launch_ranks(jobs[0], folder, 5, partial(record_cases, jobs, needed, ROUNDS, seconds))
+        ranks = launch_ranks(jobs[0], folder, partial(measure_cases, jobs, needed, ROUNDS, seconds))
     except RankError as error:
         raise Stop(f"the profile's ranks failed: {error}") from error
     cases = []
-    for number, job in enumerate(jobs[: len(weights[0])]):
-        files = [
-            [np.load(path) for path in sorted(folder.glob(f"case{number}.round*.rank{rank}.npz"))]
-            for rank in range(job.ranks)
-        ]
+    for number, job in enumerate(jobs[: len(ranks[0])]):
+        times, steps, weights = zip(*(ranks[rank][number] for rank in range(job.ranks)), strict=True)
         case = Case(
             schedule=job.schedule,
             sizes=job.partition.sizes,
             rows=job.batch_size / job.schedule.chunks,
             checkpointing=job.checkpointing,
-            times=[np.concatenate([file["times"] for file in rounds]) for rounds in files],
-            steps=[np.concatenate([file["steps"] for file in rounds]) for rounds in files],
-            weights=[weights[rank][number] for rank in range(job.ranks)],
+            times=list(times),
+            steps=list(steps),
+            weights=list(weights),
             boundary=job.model.hop_bytes(job.partition.sizes, job.computing) * job.mean_rows,
         )
         cases.append(case)

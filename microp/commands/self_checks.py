@@ -88,7 +88,7 @@ def check_gradients(folder: Path) -> tuple[bool, str]:
                 checkpointing=checkpointing,
             )
             found = {
-                index: own for rank in launch_ranks(job, folder, 3, gradients).values() for index, own in rank.items()
+                index: own for rank in launch_ranks(job, folder, gradients).values() for index, own in rank.items()
             }
             *_, expected = monolith.steps(job, 2)
             for index, wanted in enumerate(expected.gradients):
@@ -102,7 +102,7 @@ def check_memory(folder: Path) -> tuple[bool, str]:
     for checkpointing in (NEVER, ALWAYS):
         attempt = folder / checkpointing.name
         attempt.mkdir()
-        launch_ranks(replace(JOB, checkpointing=checkpointing, batch_size=512), attempt, 3)
+        launch_ranks(replace(JOB, checkpointing=checkpointing, batch_size=512), attempt)
         peaks[checkpointing.name] = [read_rows(attempt, rank)[-1]["peak_memory_mib"] for rank in range(RANKS)]
     fell = all(with_it < without for with_it, without in zip(peaks["always"], peaks["never"], strict=True))
     shown = {name: ", ".join(f"{peak:.2f}" for peak in values) for name, values in peaks.items()}
@@ -110,7 +110,7 @@ def check_memory(folder: Path) -> tuple[bool, str]:
 
 
 def check_bubble(folder: Path) -> tuple[bool, str]:
-    launch_ranks(replace(JOB, batch_size=512), folder, 3)
+    launch_ranks(replace(JOB, batch_size=512), folder)
     spans = read_spans(folder)
     (first_before, first_after), (last_before, last_after) = idle_edges(spans)[0], idle_edges(spans)[RANKS - 1]
     total = makespan(spans)

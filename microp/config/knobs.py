@@ -33,7 +33,7 @@ from microp.config.schema import (
 )
 from microp.schedule import Schedule
 from microp.settings import TIMES, TrackingSettings, quoted
-from microp.system import flatten, is_joined, override
+from microp.system import flatten, override
 
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
 _NOT_FOR_A_PRICE = ["dry_run", "fail_fast", "parallel"]
@@ -53,7 +53,6 @@ class Unused(NamedTuple):
 def _rules(config: Config) -> dict[str, Unused]:
     """Return the knobs, and the whole groups, that the configuration of a run does not use; the last reason counts."""
     policy, device, schedule = f"checkpointing={config.checkpointing.name}", config.device, config.schedule.get("name")
-    joined = is_joined() or config.launch.name == "torchrun"
     by_torch, partition = config.engine.name == "torch", config.partition
     whole = not by_torch and config.engine.batch_weights and _has_no_w(config)  # built only if it matters
     speeds = device.is_emulated or is_computed(partition)
@@ -72,8 +71,6 @@ def _rules(config: Config) -> dict[str, Unused]:
             f"device={device.name} with partition={partition.get('name')}",
             "partition=balanced or device=emulated",
         ),
-        (config.comms.name == "threads", ["launch.shutdown_s"], "comms=threads", "comms=auto"),
-        (joined, ["launch.shutdown_s"], "launch=torchrun", "the options of torchrun"),
         (config.snapshot.every is None, ["snapshot.keep"], "snapshot.every=null", "snapshot.every=10"),
         (config.tracking.mode == "disabled", tracking, "tracking=disabled", "tracking=offline"),
         (

@@ -195,7 +195,7 @@ OPTIONS: dict[str, dict[str | None, type]] = {
     "comms": {None: settings.CommsSettings},
     "tracking": {None: settings.TrackingSettings},
     "launch": {
-        **dict.fromkeys(("elastic", "torchrun"), settings.LaunchSettings),
+        "elastic": settings.LaunchSettings,
         "slurm": settings.SlurmSettings,
     },
     "snapshot": {None: settings.SnapshotSettings},

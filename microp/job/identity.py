@@ -28,9 +28,7 @@ NOT_ASKED = (
     *("tracking", "launch", "snapshot", "output_dir", "activation_limit", "profile"),
     *("skip", "again", "dry_run", "fail_fast", "parallel"),
 )
-PATIENCE: dict[str, Any] = {"comms.timeout_s": 60.0, "device.memory_gib": None}  # not asked; hashed with these values
 ADDED: dict[str, Any] = {  # `group.key`, or a key or a whole group of the top -> the default at which it is left out
-    "device.memory_gib": None,
     "device.speed": None,
     "device.full_ms": None,
     "device.pair_ms": None,
@@ -83,9 +81,8 @@ def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
     asked = copy.deepcopy({key: value for key, value in config.items() if key not in NOT_ASKED})
     if asked["replicas"] == 1:
         del asked["sync"]  # one replica has nothing to synchronise
-    for path, default in PATIENCE.items():
-        group, key = path.split(".")
-        asked[group][key] = default
+    asked["comms"]["timeout_s"] = 60.0  # whatever it is: the first results were hashed with this
+    asked["device"].pop("memory_gib", None)  # a limit, which can only refuse a run
     for path, default in ADDED.items():
         *groups, key = path.split(".")
         holder = asked

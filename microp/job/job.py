@@ -6,25 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from microp import settings
 from microp.job.torch_support import nearest_in_torch, torch_problems
 from microp.schedule import Partition, Schedule, spread
-from microp.settings import (
-    ADAM,
-    AS_WRITTEN,
-    HOLDS_NOTHING,
-    NO_SNAPSHOTS,
-    Checkpointing,
-    Computing,
-    DataSettings,
-    DeviceSettings,
-    EngineSettings,
-    Holds,
-    ModelSettings,
-    OptimizerSettings,
-    SnapshotSettings,
-    SyncSettings,
-    transport_holds,
-)
 
 
 class Workload(NamedTuple):
@@ -33,9 +17,9 @@ class Workload(NamedTuple):
     schedule: Schedule
     layers: tuple[int, ...]  # the number of layers of each stage
     rows: tuple[int, ...]  # the number of rows of each microbatch
-    checkpointing: Checkpointing
-    states: int = ADAM.states  # the tensors of a weight's size that the optimizer keeps for each weight
-    holds: Holds = HOLDS_NOTHING  # what transport and sums hold of the device's memory
+    checkpointing: settings.Checkpointing
+    states: int = settings.ADAM.states  # the tensors of a weight's size that the optimizer keeps for each weight
+    holds: settings.Holds = settings.HOLDS_NOTHING  # what transport and sums hold of the device's memory
 
 
 def workload_of(asked: Any, schedule: Schedule, sizes: Sequence[int], backend: str, replica: int = 0) -> Workload:
@@ -44,7 +28,7 @@ def workload_of(asked: Any, schedule: Schedule, sizes: Sequence[int], backend: s
     `asked` is a `Job` or a configuration; `sizes` are the numbers of layers of the stages.
     """
     rows = unit_rows(spread(asked.batch_size, max(asked.replicas, 1))[replica], schedule)
-    holds = transport_holds(backend, asked.device, asked.replicas > 1 and asked.sync.has_buckets)
+    holds = settings.transport_holds(backend, asked.device, asked.replicas > 1 and asked.sync.has_buckets)
     layers = tuple(sizes) * schedule.copies
     return Workload(schedule, layers, rows, asked.checkpointing, asked.optimizer.states, holds)
 
@@ -72,10 +56,10 @@ class Job:
     run_id: str
     schedule: Schedule
     partition: Partition
-    model: ModelSettings
-    checkpointing: Checkpointing
-    data: DataSettings
-    device: DeviceSettings
+    model: settings.ModelSettings
+    checkpointing: settings.Checkpointing
+    data: settings.DataSettings
+    device: settings.DeviceSettings
     backend: str
     timeout_s: float
     batch_size: int
@@ -83,15 +67,15 @@ class Job:
     warmup_steps: int
     learning_rate: float
     seed: int
-    engine: EngineSettings
-    sync: SyncSettings
+    engine: settings.EngineSettings
+    sync: settings.SyncSettings
     replicas: int = 1
     replica: int | None = None  # the replica that the job is for; None: all of them
     question_id: str = ""
-    snapshot: SnapshotSettings = field(default_factory=lambda: NO_SNAPSHOTS)
+    snapshot: settings.SnapshotSettings = field(default_factory=lambda: settings.NO_SNAPSHOTS)
     resumed: Snapshot | None = None  # the training from which the run goes on; None: from its beginning
-    optimizer: OptimizerSettings = field(default_factory=lambda: ADAM)
-    computing: Computing = AS_WRITTEN
+    optimizer: settings.OptimizerSettings = field(default_factory=lambda: settings.ADAM)
+    computing: settings.Computing = settings.AS_WRITTEN
     notes: tuple[str, ...] = ()  # what the user should know about how the partition was chosen
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
         tempfile.TemporaryDirectory() as folder,
         err.status(f"{job.replicas} replicas start and run {WARMUP + 1} steps"),
     ):
-        seen = launch_ranks(job, Path(folder), 3, entry)[0]
+        seen = launch_ranks(job, Path(folder), entry)[0]
     hooks, sums, row = seen["hooks"], seen["sums"], seen["row"]
     backward = row["last_end_ns"]
     begin, end = hooks[0][1], max(backward, *(end for _, end in sums))

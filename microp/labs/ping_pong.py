@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         comms.close()
     else:
         with tempfile.TemporaryDirectory() as folder, err.status("two processes start and play"):
-            text = launch_ranks(job_of("ranks=2"), Path(folder), 3, play)[0]
+            text = launch_ranks(job_of("ranks=2"), Path(folder), play)[0]
     if text:
         say(text)
 

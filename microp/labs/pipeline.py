@@ -54,7 +54,7 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
         tempfile.TemporaryDirectory() as folder,
         err.status(f"{name}: {job.ranks} processes start and run {count} steps"),
     ):
-        launch_ranks(job, Path(folder), 3)
+        launch_ranks(job, Path(folder))
         spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")
     of = f"{job.schedule.chunks} microbatch{'es' * (job.schedule.chunks > 1)} of {round(job.mean_rows, 1):g} rows"
     say(f"{name}, {job.ranks} ranks, {of}: {summary['step_ms']['median']:.0f} ms per step with its optimizer")

@@ -52,7 +52,7 @@ def shown(name: str, job: Job, lines: Path) -> Iterator[None]:
 def train(job: Job, attempt: Path) -> list[float]:
     """Train in the pipeline, which writes into the folder `attempt`; return the loss of each step."""
     with shown("the pipeline", job, attempt / "steps.rank0.jsonl"):
-        launch_ranks(job, attempt, 10)
+        launch_ranks(job, attempt)
     return [row["loss"] for row in read_rows(attempt, job.ranks - 1) if row["phase"] == "measured"]
 
 

@@ -6,8 +6,8 @@
       the ranks      steps, spans, errors
     Attempt closes   summary.json  status.json: finished, failed, diverged or interrupted  ─► W&B, tracked.json
 
-If the machine refuses something (OSError: no room, no descriptors), the next run would fail too: the failure is
-recorded and raised. Any other error costs this attempt only, and W&B costs none::
+A failure of the ranks costs this attempt only, and W&B costs none. Any other error ends the command, because the next
+run would meet it too (no room on the disk, too few descriptors, a bug)::
 
     offline   attempt 1 ─► mirrored ─► attempt 2 ─► mirrored
     online    attempt 1 ─────────────────────► waits ─► attempt 2
@@ -20,14 +20,11 @@ import logging
 import os
 import platform
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import traceback
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -38,27 +35,13 @@ from typing import Any
 
 import torch
 
+from microp import records
 from microp.config import Config, predict, to_yaml, with_advice
 from microp.job import Job
 from microp.mirror import mirror, take_agent
 from microp.points.hydra_app import runs_beside_others
 from microp.points.next_commands import print_resume
-from microp.records import (
-    DIVERGED,
-    RUNNING,
-    changed_while,
-    in_a_line,
-    in_words,
-    load_average,
-    new_attempt,
-    read_errors,
-    snapshots,
-    summarise,
-    this_process,
-    write_json,
-    write_schedule,
-    write_text,
-)
+from microp.points.planned import Planned
 from microp.system import places, processor, redact_words, server
 from microp.terminal import console
 from microp.worker import RankError
@@ -69,134 +52,104 @@ log = logging.getLogger(__name__)
 
 
 class Attempt:
-    """A context in which the ranks of one job run; a failure of this attempt alone is recorded and not raised.
+    """A context in which the ranks of one job run; a failure of the ranks is recorded and not raised.
 
-    Its `folder` gets all files: one that has been made, else the next one of the run.
-
-    Raises:
-        OSError: the machine refused something that the next run needs too; the failure is recorded if there is room.
-        KeyboardInterrupt: Ctrl-C, after it has been recorded.
+    Its `folder` gets all files: one that has been made, else the next one of the run. Any other error is recorded, if
+    there is room, and raised: the next run would meet it too.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        job: Job,
-        experiment: str | None,
-        overrides: Sequence[str] = (),
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, point: Planned, folder: Path | None = None) -> None:
+        config, self._point, self._job = point.config, point, point.job
         # What is recorded is what was done.
-        config = replace(config, tracking=config.tracking.reachable(), device=job.device)
-        self._config, self._job = config, job
+        self._config = replace(config, tracking=config.tracking.reachable(), device=point.job.device)
         self._follower: subprocess.Popen[bytes] | None = None
-        self.folder = folder or new_attempt(Path(config.output_dir) / "runs", job.run_id)
-        try:
-            self._open(experiment, overrides)
-        except BaseException:  # nothing has run in it
-            shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):  # other attempts are in it
-                self.folder.parent.rmdir()
-            raise
+        self.folder = folder or records.new_attempt(point.run.parent, point.job.run_id, point.known + 1)
 
-    def _open(self, experiment: str | None, overrides: Sequence[str]) -> None:
+    def __enter__(self) -> Path:
         """Write what is known before the ranks start, and start the process that follows them."""
-        config = self._config
-        self._status: dict[str, Any] = {"uid": uuid.uuid4().hex[:12], **this_process(), "started": time.time()}
+        config, job = self._config, self._job
+        status = {"status": records.RUNNING, "message": None, "uid": uuid.uuid4().hex[:12], **records.this_process()}
+        status["started"] = time.time()
         if "SLURM_JOB_ID" in os.environ:
-            self._status["slurm_job"] = os.environ["SLURM_JOB_ID"]
-        if self._job.resumed:
-            self._status["resumed"] = snapshots.about(self._job.resumed, self.folder)
-        self._write_status(RUNNING)  # first, so that an attempt without a status is damaged
-        write_text(self.folder / "config.yaml", to_yaml(config))
-        asked: dict[str, Any] = {
-            "experiment": experiment,
-            "overrides": redact_words(overrides),
+            status["slurm_job"] = os.environ["SLURM_JOB_ID"]
+        if job.resumed:
+            status["resumed"] = records.snapshots.about(job.resumed, self.folder)
+        records.write_json(self.folder / "status.json", status)  # first, so that an attempt without a status is damaged
+        records.write_text(self.folder / "config.yaml", to_yaml(config))
+        self._env: dict[str, Any] = {
+            **_environment(),
+            "experiment": self._point.experiment,
+            "overrides": redact_words(self._point.overrides),
             "wandb_agent": take_agent(),
         }
         if runs_beside_others():
-            asked["parallel"] = True
-        self._env = {**_environment(), **asked}
+            self._env["parallel"] = True
         self._write_state("start")
-        write_schedule(self.folder, self._job.schedule)
-        write_json(self.folder / "predicted.json", predict(config, self._job)._asdict())
+        records.write_schedule(self.folder, job.schedule)
+        records.write_json(self.folder / "predicted.json", predict(config, job)._asdict())
         log.debug("%d ranks start, and write to %s", config.ranks * config.replicas, self.folder)
         if config.tracking.follow and config.tracking.mode != "disabled":
             self._follower = follow(self.folder)
-
-    def __enter__(self) -> Path:
         return self.folder
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if error is not None and not isinstance(error, RankError):
+            self._give_up(error)
+            return False
         try:
             if error is None:
                 self.close("finished")
-            elif isinstance(error, RankError):
-                self._fail(error)
             else:
-                self._give_up(error)
+                self._fail(error)
         except Exception as late:  # the ranks have ended, and what follows fails
             self._give_up(late)
-            if isinstance(late, OSError):
-                raise
-            return True
-        return isinstance(error, Exception) and not isinstance(error, OSError)
+            raise
+        return True
 
     def _give_up(self, error: BaseException) -> None:
-        """Record an error outside of the ranks, as far as the disk allows."""
-        state, message = "failed", None
+        """Record an error outside of the ranks, or Ctrl-C, as far as the disk allows."""
+        state = "failed" if isinstance(error, Exception) else "interrupted"
+        message = None if state == "interrupted" else f"outside of the ranks: {records.in_words(error)}"
         if isinstance(error, OSError):
-            message = in_a_line(error)
-        elif isinstance(error, Exception):
-            message = f"outside of the ranks: {in_words(error)}"
-            self._status["log"] = str(path := self.folder / "launcher.log")
-            with suppress(OSError):
-                write_text(path, "".join(traceback.format_exception(error)))
-        else:  # Ctrl-C
-            state = "interrupted"
-        with suppress(OSError):
-            snapshots.remove_drafts(self.folder)
+            message = records.in_a_line(error)
         with suppress(Exception):  # the error itself may be that there is no summary
-            write_json(self.folder / "summary.json", summarise(self._job, self.folder, state))
-        with suppress(OSError):
-            self._write_status(state, message)
-            if state == "interrupted":
-                print_resume(self.folder)
+            close_attempt(self.folder, self._job, state, message)
+        if state == "interrupted":
+            print_resume(self.folder)
 
     def _fail(self, error: RankError) -> None:
         """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""
-        self._status["log"] = str(error.log) if error.log else None
-        diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
+        diverged = [str(row["message"]) for row in records.read_errors(self.folder) if row.get("diverged")]
         if diverged:
-            said = diverged[0].rpartition(": ")[0]  # without the remedy, which may be another one: see `explained`
-            self.close(DIVERGED, str(error) if str(error).startswith(said) else diverged[0])
+            self.close(records.DIVERGED, diverged[0], error.log)
         else:
-            self.close("failed", with_advice(self._config, self._job, str(error)))
+            self.close("failed", with_advice(self._config, self._job, str(error)), error.log)
 
-    def close(self, state: str, message: str | None = None) -> None:
+    def close(self, state: str, message: str | None = None, said: Path | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""
         self._write_state("end")
-        if changed := changed_while(getattr(self._config.data, "path", None), self._env):
+        if changed := records.changed_while(getattr(self._config.data, "path", None), self._env):
             console.warn(f"{self.folder}: {changed}")
             message = f"{message}; {changed}" if message else None
-        snapshots.remove_drafts(self.folder)
-        write_json(self.folder / "summary.json", summarise(self._job, self.folder, state))
-        self._write_status(state, message)
-        took = self._status["ended"] - self._status["started"]
-        log.debug("the ranks ended after %.1f s (%s); summary.json and status.json are written", took, state)
+        close_attempt(self.folder, self._job, state, message, said)
+        log.debug("the ranks have ended (%s); summary.json and status.json are written", state)
         mirror_ended(self.folder, state, self._config, self._follower)
 
     def _write_state(self, moment: str) -> None:
         """Add the load average and what the data are, before (`start`) or after (`end`) the ranks' run, to env.json."""
-        self._env["load"] = {**self._env.get("load", {}), moment: load_average()}
+        self._env["load"] = {**self._env.get("load", {}), moment: records.load_average()}
         if (contents := self._config.data.contents()) is not None:
             self._env["data"] = {**self._env.get("data", {}), moment: contents}
-        write_json(self.folder / "env.json", self._env)
+        records.write_json(self.folder / "env.json", self._env)
 
-    def _write_status(self, state: str, message: str | None = None) -> None:
-        if state != RUNNING:
-            self._status["ended"] = time.time()
-        write_json(self.folder / "status.json", {"status": state, "message": message, **self._status})
+
+def close_attempt(attempt: Path, job: Job, state: str, message: str | None = None, said: Path | None = None) -> None:
+    """Write the summary and the status of an attempt that has ended; `said` is the file with what a rank printed."""
+    records.snapshots.remove_drafts(attempt)
+    records.write_json(attempt / "summary.json", records.summarise(job, attempt, state))
+    path = attempt / "status.json"
+    ended = {"status": state, "message": message, "log": said and str(said), "ended": time.time()}
+    records.write_json(path, {**records.read_json(path), **ended})
 
 
 def follow(attempt: Path) -> subprocess.Popen[bytes]:
@@ -225,8 +178,8 @@ def mirror_ended(attempt: Path, state: str, config: Config, follower: subprocess
             follower.wait()
             error = TimeoutError(f"{server()} took more than {END_S} s after the run")
         console.warn(
-            f"W&B failed for {attempt.parent.name}/{attempt.name} ({in_words(error)}), which is {state} and recorded. "
-            f"To mirror it later: python -m microp.tracking {shlex.quote(config.output_dir)}"
+            f"W&B failed for {attempt.parent.name}/{attempt.name} ({records.in_words(error)}), which is {state} and "
+            f"recorded. To mirror it later: python -m microp.tracking {shlex.quote(config.output_dir)}"
         )
     else:
         log.debug("W&B: %s/%s, %s", attempt.parent.name, attempt.name, config.tracking.mode)

@@ -12,13 +12,12 @@ there is none, the time of its steps is predicted: from an emulated device's nom
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, NoReturn
 
 from microp.config import config_checks, plain, predicted_seconds
-from microp.job import Job
 from microp.points.hydra_app import Checked, Point, refuse, speaks
 from microp.points.planned import Planned
 from microp.points.run import equal_points
@@ -45,9 +44,14 @@ class DryPoint(NamedTuple):
 
 def show_dry_run(checked: Sequence[Checked], skipped: int, problems: list[str], resumes: bool) -> NoReturn:
     """Print a command's points, their state and predicted time, and what is invalid; exit with 0, or else 2."""
-    points = [valid for _, valid, _ in checked if valid is not None]
+    points = [point for point in checked if isinstance(point, Point)]
     if speaks():
-        _show(checked, points, resumes)
+        if checked:
+            _show_points(list(_dry_points(checked, resumes)))
+        else:
+            console.note("this sweeper chooses each point after those before it: which ones they are is not known yet")
+        if (runs := len({point.made.run_id for point in points})) < len(points):
+            console.note(equal_points(len(points), runs))
         if skipped:
             console.note(f"skip=true leaves {skipped} of {len(checked) + skipped} points out")
         texts = [text for point in points for text in config_checks.warnings(point.config, point.made)]
@@ -55,41 +59,34 @@ def show_dry_run(checked: Sequence[Checked], skipped: int, problems: list[str], 
             console.warn(warning)
         if reason := unscaled(plain(point.config) for point in points):
             console.note(reason)
-    invalid = Counter(problem for point in checked for problem in dict.fromkeys(point.problems))
+    refused = [point.problems for point in checked if not isinstance(point, Point)]
+    invalid = Counter(problem for texts in refused for problem in dict.fromkeys(texts))
     if invalid or problems:
         counted = [f"{problem} ({number} of {len(checked)} points)" for problem, number in invalid.items()]
         refuse((counted if len(checked) > 1 else list(invalid)) + problems)
     raise SystemExit(0)
 
 
-def _show(checked: Sequence[Checked], points: list[Point], resumes: bool) -> None:
-    """Print the table of the points, equal ones once."""
-    if not checked:
-        console.note("this sweeper chooses each point after those before it: which ones they are is not known yet")
-        return
-    runs = {point.made.run_id: point for point in reversed(points)}
-    if len(runs) < len(points):
-        console.note(equal_points(len(points), len(runs)))
-    known = run_seconds(Path(points[0].config.output_dir) / "runs") if points else {}
-    shown = []
-    for overrides, point, _ in checked:
-        if point is None:
-            shown.append(DryPoint(overrides, "invalid"))
-        elif runs[point.made.run_id] is point:
-            shown.append(_dry_point(point, known, resumes))
-    _show_points(shown)
-
-
-def _dry_point(point: Point, known: Mapping[str, Sequence[float]], resumes: bool) -> DryPoint:
-    job: Job = point.made
-    planned = Planned(*point)
-    if resumes and planned.finished():
-        return DryPoint(point.overrides, "done", job.run_id)
-    took = known.get(job.question_id)
-    seconds = median(took) if took else predicted_seconds(point.config, job)
-    owner = owner_of(planned.run)
-    state = f"run by {owner}" if owner else TO_RUN
-    return DryPoint(point.overrides, state, job.run_id, len(list(job.phases())), seconds)
+def _dry_points(checked: Sequence[Checked], resumes: bool) -> Iterator[DryPoint]:
+    """Yield the points as they are shown, equal ones once."""
+    outputs = next((point.config.output_dir for point in checked if isinstance(point, Point)), ".")
+    known, shown = run_seconds(Path(outputs) / "runs"), set()
+    for point in checked:
+        if not isinstance(point, Point):
+            yield DryPoint(point.overrides, "invalid")
+            continue
+        planned = Planned(*point)
+        job = planned.job
+        if job.run_id in shown:
+            continue
+        shown.add(job.run_id)
+        if resumes and planned.finished():
+            yield DryPoint(point.overrides, "done", job.run_id)
+            continue
+        took, owner = known.get(job.question_id), owner_of(planned.run)
+        seconds = median(took) if took else predicted_seconds(point.config, job)
+        state = f"run by {owner}" if owner else TO_RUN
+        yield DryPoint(point.overrides, state, job.run_id, len(list(job.phases())), seconds)
 
 
 def _show_points(points: Sequence[DryPoint]) -> None:

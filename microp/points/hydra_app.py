@@ -86,8 +86,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(_guarded(task))()
     except KeyboardInterrupt:
-        if PointsCallback.began is not None:
-            PointsCallback.began.show_finished()
+        _close()
         left = ": what has been recorded is in the run's folder; of a sweep the same command goes on"
         console.error(f"interrupted{left if name == 'config' else ''}")
         raise SystemExit(130) from None
@@ -98,17 +97,21 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
         began = PointsCallback.began
         if isinstance(error, ConfigError) or (began is None and isinstance(error, REFUSED)):
             refuse(refusal(error))
-        reason = str(error if isinstance(error, (RunError, Stop)) else stop_for(error))
+        reason, was_open = str(error if isinstance(error, (RunError, Stop)) else stop_for(error)), _close()
         if isinstance(error, RunError):
             reason += " (the sweeper stopped; with hydra.sweeper.max_failure_rate=1 Optuna's goes on)"
-        elif began is not None and began.show_finished():
+        elif was_open:
             reason = f"the sweep stops: {reason}"
         console.error(reason)
         raise SystemExit(1) from None
     finally:
-        if PointsCallback.began is not None:
-            PointsCallback.began.close()
+        _close()
         os.environ[FULL_ERROR] = asked
+
+
+def _close() -> bool:
+    """Close what the command has left open; return whether that is a sweep before its last point."""
+    return PointsCallback.began is not None and PointsCallback.began.close()
 
 
 def _guarded(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
@@ -154,12 +157,7 @@ class Point(NamedTuple):
     made: Any  # the result of `PointsCallback.prepare`: a job or a pricing job
 
 
-class Checked(NamedTuple):
-    """A point of a command as it was checked: what was typed for it, and either the point or what is wrong with it."""
-
-    overrides: list[str]
-    point: Point | None
-    problems: list[str]
+Checked = Point | Composed  # a valid point, or one as it was composed with what is wrong with it
 
 
 def stop_on_error(method: Callable[P, None]) -> Callable[P, None]:
@@ -225,12 +223,13 @@ class PointsCallback(Callback):
     def end(self, config: DictConfig) -> None:
         """React to the end of the last point."""
 
-    def show_finished(self) -> bool:
-        """Show what is finished of a command that ends before its last point; return whether it is a sweep."""
-        return False
+    def close(self) -> bool:
+        """Close what the command has left open, and show what is finished of a sweep before its last point.
 
-    def close(self) -> None:
-        """Close what the command left open, however it ended."""
+        Returns:
+            whether it is one; False when this is called again.
+        """
+        return False
 
     def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
         """Show what the command would do with its points and exit; `skip` leaves `skipped` others out."""
@@ -239,16 +238,16 @@ class PointsCallback(Callback):
         """Check and prepare a point, and add its knobs; None if `skip` leaves it out."""
         try:
             if composed.config is None:
-                return Checked(composed.overrides, None, composed.problems)
+                return composed
             asked, lacking = read_composed(composed.config)
             if asked.skip:
                 return None
             knobs.add(asked, lacking)
             config = what_runs(asked)
             made = self._prepared[_key(config)] = self.prepare(config)
-            return Checked(composed.overrides, Point(composed.overrides, config, made), [])
+            return Point(composed.overrides, config, made)
         except REFUSED as error:
-            return Checked(composed.overrides, None, refusal(error))
+            return Composed(composed.overrides, None, refusal(error))
 
     @stop_on_error
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -290,14 +289,15 @@ class PointsCallback(Callback):
         self.skipped = [overrides for overrides, point in every if point is None]
         if composed and not checked:
             refuse([NOTHING_LEFT])
-        points = [valid for _, valid, _ in checked if valid is not None]
+        points = [point for point in checked if isinstance(point, Point)]
         problems = knobs.problems + self.problems_together(config, points)
         if speaks():
             for note in knobs.notes:
                 console.note(note)
         if any(node is not None and node.get("dry_run") for node in (config, *(asked.config for asked in composed))):
             self.dry_run(config, checked, len(self.skipped), problems)
-        if problems := [problem for point in checked for problem in point.problems] + problems:
+        refused = [point for point in checked if isinstance(point, Composed)]
+        if problems := [problem for point in refused for problem in point.problems] + problems:
             refuse(list(dict.fromkeys(problems)))
         log.debug("%s composed and checked", "1 point is" if len(points) == 1 else f"{len(points)} points are")
         PointsCallback.began = self

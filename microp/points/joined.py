@@ -13,7 +13,7 @@ from __future__ import annotations
 import platform
 import shutil
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,7 +24,8 @@ from microp.config import Config, ConfigError, Stop, plain
 from microp.job import NOT_ASKED, Job
 from microp.model import build_model, open_batches
 from microp.points.attempt import Attempt
-from microp.records import last_attempt, new_attempt, read_status, unwritable
+from microp.points.planned import Planned
+from microp.records import last_attempt, read_status
 from microp.schedule import to_text
 from microp.system import flatten, installed_version
 from microp.worker import HostsError, Joined, RankError, join, run_joined
@@ -36,16 +37,16 @@ _PACKAGE = Path(__file__).parents[1]
 class _OtherHosts(Attempt):
     """An attempt on a host that is not rank 0's, which holds the rows of this host's ranks alone."""
 
-    def close(self, state: str, message: str | None = None) -> None:
+    def close(self, state: str, message: str | None = None, said: Path | None = None) -> None:
         if state != "finished":
-            super().close(state, message)
+            super().close(state, message, said)
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # there are other attempts of this host
             self.folder.parent.rmdir()
 
 
-def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Sequence[str]) -> Path:
+def run_as_rank(point: Planned) -> Path:
     """Run one rank, and return the folder on this host to which it writes.
 
     Raises:
@@ -54,13 +55,13 @@ def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Seq
         OSError: this rank cannot write its rows.
     """
     try:
-        joined = join(job, _facts(config, job))
+        joined = join(point.job, _facts(point.config, point.job))
     except HostsError as error:
         raise ConfigError([str(error)]) from error
-    attempt, folder, stay = _open(config, job, experiment, overrides, joined)
+    attempt, folder, stay = _open(point, joined)
     try:
         with attempt or nullcontext():
-            _run(job, joined, folder, stay)
+            _run(point.job, joined, folder, stay)
     except RankError as error:
         raise Stop(str(error)) from error
     if isinstance(attempt, _OtherHosts) and folder.exists():  # its context has recorded why
@@ -68,42 +69,31 @@ def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Seq
     return folder
 
 
-def _open(
-    config: Config, job: Job, experiment: str | None, overrides: Sequence[str], joined: Joined
-) -> tuple[Attempt | None, Path, dict[int, str]]:
+def _open(point: Planned, joined: Joined) -> tuple[Attempt | None, Path, dict[int, str]]:
     """Return the attempt that this rank records, the folder, and what stays on the other hosts if the run fails.
 
     All hosts use the same number, which rank 0 chooses. A host whose folder exists already shares it with rank 0's.
     """
-    everyone, run = joined.everyone, Path(config.output_dir) / "runs" / job.run_id
-    number = 1 + max(everyone.all_gather(last_attempt(run)))
-    attempt: Attempt | None = None
-    if everyone.rank == 0:
-        attempt = Attempt(config, job, experiment, overrides, new_attempt(run.parent, job.run_id, number))
-    folder = run / everyone.all_gather(attempt.folder.name if attempt else "")[0]
-    mine: str | None = None
+    everyone, hosts = joined.everyone, joined.hosts
+    known = max(everyone.all_gather(last_attempt(point.run)))
+    attempt = Attempt(point._replace(known=known)) if everyone.rank == 0 else None
+    folder = point.run / everyone.all_gather(attempt.folder.name if attempt else "")[0]
+    stays: str | None = None
     if joined.is_first and everyone.rank != 0 and _make(folder):
-        quiet = replace(config, tracking=replace(config.tracking, mode="disabled"))
-        attempt = _OtherHosts(quiet, job, experiment, overrides, folder)
-        mine = str(folder.absolute())
-    folders = everyone.all_gather(mine)
-    stay = {
-        host: f"the rows of ranks {', '.join(map(str, ranks))} stay on {joined.hosts.names[host]} in "
-        f"{folders[ranks[0]]}"
-        for host in range(1, len(joined.hosts.names))
-        if folders[(ranks := joined.hosts.ranks(host))[0]] is not None
-    }
-    return attempt, folder, {host: text for host, text in stay.items() if joined.host in (0, host)}
+        quiet = replace(point.config, tracking=replace(point.config.tracking, mode="disabled"))
+        attempt = _OtherHosts(point._replace(config=quiet), folder)
+        ranks = ", ".join(map(str, hosts.ranks(joined.host)))
+        stays = f"the rows of ranks {ranks} stay on {hosts.names[joined.host]} in {folder.absolute()}"
+    told = {host: text for host, text in zip(hosts.of, everyone.all_gather(stays), strict=True) if text}
+    return attempt, folder, {host: text for host, text in told.items() if joined.host in (0, host)}
 
 
 def _make(folder: Path) -> bool:
-    """Make a folder; return False if it exists, or raise WriteError if it cannot be made."""
+    """Make a folder; return False if it exists."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         return False
-    except OSError as error:
-        raise unwritable(folder, error) from error
     return True
 
 

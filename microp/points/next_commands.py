@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.config import Config, typed_folder, unused
-from microp.points.hydra_app import overrides
+from microp.points.hydra_app import config_name, overrides
 from microp.records import snapshots
 from microp.results import PointRow
 from microp.settings import TrackingSettings
@@ -60,16 +60,15 @@ def used_words(config: Config, left_out: Sequence[str]) -> list[str]:
     return [*typed_folder(), *used]
 
 
-def print_failure(
-    attempt: Path, status: Mapping[str, Any], config: str, typed: Sequence[str], *, in_sweep: bool
-) -> None:
-    """Print why a point has failed, where more is told, and the command that runs just this point again."""
+def print_failure(attempt: Path, status: Mapping[str, Any], *, in_sweep: bool) -> None:
+    """Print why the running point has failed, where more is told, and the command that runs just this point again."""
+    config = config_name()
     console.error(f"{attempt}: {status.get('message')}")
     if (log := status.get("log")) and not (Path(log).is_file() and Path(log).stat().st_size == 0):
         console.line(f"log    {log}")
     named = [*typed_folder(), *([] if config == "config" else ["-cn", config])]
     alone = ["-m"] if in_sweep else [] if config == "config" else ["hydra.mode=RUN"]
-    console.line(f"again  {shlex.join(['python', '-m', 'microp.run', *named, *alone, *typed])}")
+    console.line(f"again  {shlex.join(['python', '-m', 'microp.run', *named, *alone, *overrides()])}")
     print_resume(attempt)
 
 

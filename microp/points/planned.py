@@ -1,4 +1,4 @@
-"""A checked point of a sweep: what its plan holds of it on disk, and which of its attempts has finished.
+"""A checked point: what a sweep's plan holds of it on disk, and which of its attempts has finished.
 
 ::
 
@@ -11,39 +11,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from microp import records
 from microp.config import Config, from_plain, job_with, plain
 from microp.job import Job, Snapshot
-from microp.records import (
-    RecordError,
-    attempts,
-    check_attempt,
-    last_attempt,
-    number_of,
-    read_status,
-    snapshots,
-)
 from microp.schedule import Partition, from_text, to_text
 
 
 class Planned(NamedTuple):
-    """A checked point of a sweep."""
+    """A checked point of a sweep, or a single run."""
 
     overrides: list[str]  # what was typed for it
     config: Config  # its configuration
     job: Job  # the job of that configuration
     # the number of the run's last attempt when the point was planned; a clock may have been set back since
     known: int = 0
+    experiment: str | None = None  # the name of the stored sweep that it belongs to, if any
 
     @classmethod
-    def now(cls, overrides: list[str], config: Config, job: Job) -> Planned:
+    def now(cls, overrides: list[str], config: Config, job: Job, experiment: str | None = None) -> Planned:
         """Return a point that is planned now."""
-        point = cls(overrides, config, job)
-        return point._replace(known=last_attempt(point.run))
-
-    @property
-    def data_path(self) -> str | None:
-        """Where its data are, None for those that microp brings along."""
-        return getattr(self.config.data, "path", None)
+        point = cls(overrides, config, job, experiment=experiment)
+        return point._replace(known=records.last_attempt(point.run))
 
     @property
     def run(self) -> Path:
@@ -59,7 +47,7 @@ class Planned(NamedTuple):
 
     def made(self) -> list[Path]:
         """Return the attempts that were made since the point was planned, by whatever process."""
-        return [attempt for attempt in attempts(self.run) if number_of(attempt) > self.known]
+        return [attempt for attempt in records.attempts(self.run) if records.number_of(attempt) > self.known]
 
     def record(self) -> dict[str, Any]:
         """Return what a plan has to hold so that `planned` returns this point in any process."""
@@ -71,6 +59,7 @@ class Planned(NamedTuple):
             "order": to_text(self.job.schedule),
             "partition": list(self.job.partition.sizes),
             "known": self.known,
+            "experiment": self.experiment,
             "resumed": self.job.resumed and self.job.resumed._asdict(),
         }
 
@@ -82,24 +71,25 @@ def planned(record: dict[str, Any]) -> Planned:
         order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
         job = job_with(config, order, partition, record["run_id"], record["question_id"])
         resumed = Snapshot(**record["resumed"]) if record["resumed"] else None
-        return Planned(record["overrides"], config, replace(job, resumed=resumed), record.get("known", 0))
+        job = replace(job, resumed=resumed)
+        return Planned(record["overrides"], config, job, record.get("known", 0), record.get("experiment"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordError(
+        raise records.RecordError(
             f"the plan's point {record.get('run_id')} is damaged ({error!r}): run its sweep again"
         ) from error
 
 
 def finished(run: Path, after: int = 0, *, final: bool = False) -> Path | None:
     """Return a run's last finished attempt, or None; `after`: of a higher number; `final`: with trained weights."""
-    for attempt in reversed(attempts(run)):
-        if number_of(attempt) <= after:
+    for attempt in reversed(records.attempts(run)):
+        if records.number_of(attempt) <= after:
             return None
         try:
-            if read_status(attempt)["status"] == "finished":
-                check_attempt(attempt)
-                if not final or (attempt / snapshots.WEIGHTS).exists():
+            if records.read_status(attempt)["status"] == "finished":
+                records.check_attempt(attempt)
+                if not final or (attempt / records.snapshots.WEIGHTS).exists():
                     return attempt
-        except RecordError:  # an attempt that cannot be read answers nothing: the point runs again
+        except records.RecordError:  # an attempt that cannot be read answers nothing: the point runs again
             continue
     return None
 

@@ -12,15 +12,14 @@ A point of a sweep is what was planned and checked before the first one started,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from microp.config import Config, RunError, config_checks, make_job, read_config
+from microp.config import RunError, Stop, config_checks, make_job, read_config
 from microp.job import Job
 from microp.points.hydra_app import (
     PointsCallback,
@@ -33,7 +32,7 @@ from microp.points.hydra_app import (
 from microp.points.next_commands import print_failure
 from microp.points.planned import Planned, experiment_of, planned
 from microp.points.slurm_sweep import slurm_sweep
-from microp.records import LockedError, SweepPlan, hold, new_attempt, plan_in, read_status, read_summary
+from microp.records import LockedError, SweepPlan, hold, plan_in, read_status, read_summary
 from microp.settings import SlurmSettings
 from microp.system import is_joined
 from microp.terminal import Board, console
@@ -53,10 +52,10 @@ def run_point(config: DictConfig) -> float:
     """
     if (folder := sweep_folder()) is not None:
         return _run_planned(config, plan_in(folder))
-    point = read_config(config)
-    job: Job = PointsCallback.take(point)
+    asked = read_config(config)
+    job: Job = PointsCallback.take(asked)
     try:
-        attempt = run_attempt(point, job, overrides(), experiment_of(config_name()))
+        attempt = run_attempt(Planned.now(overrides(), asked, job, experiment_of(config_name())))
     except LockedError as error:
         console.error(str(error))
         raise SystemExit(1) from None
@@ -67,23 +66,14 @@ def _run_planned(config: DictConfig, plan: SweepPlan) -> float:
     record = plan.find(overrides())
     if record is None and not chooses_points():
         raise RunError(f"{plan.folder / 'points.jsonl'} lacks the point {overrides()}: type the sweep's command again")
-    if why := plan.stopped or (record or {}).get("left_out"):
+    if why := (record or {}).get("left_out"):
         return _failed(why)
     point = planned(record) if record else _choose(config, plan)
     if point is None:
         return _failed(SKIPPED)
-    objective = 0.0
-    try:
-        is_job = isinstance(point.config.launch, SlurmSettings)
-        attempt = slurm_sweep(plan).attempt_of(point, board) if is_job else _run_here(point, plan)
-        objective = _objective(attempt, in_sweep=is_job)
-    except Exception:
-        objective = nan
-        raise
-    finally:
-        if isnan(objective) and point.config.fail_fast:
-            plan.stop(f"fail_fast=true: {point.job.run_id} failed")
-    return objective
+    is_job = isinstance(point.config.launch, SlurmSettings)
+    attempt = slurm_sweep(plan).attempt_of(point, board) if is_job else _run_here(point, plan)
+    return _objective(attempt, in_sweep=is_job, fail_fast=point.config.fail_fast)
 
 
 def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
@@ -91,7 +81,7 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
     asked = read_config(config)
     if asked.skip:
         return None
-    point = Planned.now(overrides(), asked, make_job(asked))
+    point = Planned.now(overrides(), asked, make_job(asked), experiment_of(config_name()))
     plan.add(point.record())
     if board.is_open and not point.finished(plan.again):
         board.add(len(list(point.job.phases())))
@@ -112,37 +102,28 @@ def _run_here(point: Planned, plan: SweepPlan) -> Path:
         if done := point.finished(plan.again):
             board.skip()
             return done
-        experiment = experiment_of(plan.head["name"])
-        return _run_locked(point.config, point.job, point.overrides, experiment, locked, point.known)
+        return _run_locked(point, locked)
 
 
-def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str | None = None) -> Path:
+def run_attempt(point: Planned) -> Path:
     """Run one point and return the attempt's folder, where a failure is recorded; LockedError: it runs elsewhere."""
     records = speaks()  # of the ranks that torchrun started, rank 0 makes the folder
-    with hold(Path(point.output_dir) / "runs" / job.run_id) if records else nullcontext(True) as locked:
-        return _run_locked(point, job, typed, experiment, locked)
+    with hold(point.run) if records else nullcontext(True) as locked:
+        return _run_locked(point, locked)
 
 
-def _run_locked(
-    point: Config, job: Job, typed: Sequence[str], experiment: str | None, locked: bool, known: int = 0
-) -> Path:
+def _run_locked(point: Planned, locked: bool) -> Path:
     from microp import worker  # torch takes a second, too slow for --help and TAB
     from microp.points.attempt import Attempt
     from microp.points.joined import run_as_rank
 
     if not locked:
-        _warn_of_no_locks(point.output_dir)
+        _warn_of_no_locks(point.config.output_dir)
     if is_joined():
-        return run_as_rank(point, job, experiment, typed)
-    steps = len(list(job.phases()))
-    folder = new_attempt(Path(point.output_dir) / "runs", job.run_id, known + 1)
-    recorded = Attempt(point, job, experiment, typed, folder)
-    with recorded as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
-        start: worker.Start = worker.run_threads if job.backend == "threads" else worker.launch_ranks
-        try:
-            start(job, attempt, point.launch.shutdown_s, worker.run_rank)
-        except worker.RankError as error:
-            raise worker.explained(error, job, attempt, point.launch.shutdown_s, start) from None
+        return run_as_rank(point)
+    job, start = point.job, worker.run_threads if point.job.backend == "threads" else worker.launch_ranks
+    with Attempt(point) as attempt, board.point(job.run_id, len(list(job.phases())), attempt / "steps.rank0.jsonl"):
+        start(job, attempt)
     return attempt
 
 
@@ -151,13 +132,15 @@ def _warn_of_no_locks(output: str) -> None:
     console.warn(f"the file system of {output} has no locks: nothing keeps another process from running the same point")
 
 
-def _objective(attempt: Path, *, in_sweep: bool = False) -> float:
+def _objective(attempt: Path, *, in_sweep: bool = False, fail_fast: bool = False) -> float:
     if not (attempt / "status.json").exists():  # this process is a rank on another host
         return nan
     status = read_status(attempt)
     if status["status"] != "finished":
         if speaks():
-            print_failure(attempt, status, config_name(), overrides(), in_sweep=in_sweep)
+            print_failure(attempt, status, in_sweep=in_sweep)
+        if fail_fast:
+            raise Stop(f"fail_fast=true: {attempt.parent.name} failed")
         return _failed(f"{attempt}: {status.get('message')}")
     return float(read_summary(attempt)["step_ms"]["median"])
 

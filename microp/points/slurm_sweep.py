@@ -19,23 +19,13 @@ import os
 import subprocess
 import time
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from microp import records
 from microp.config import ConfigError, Stop, find_resumed
-from microp.job import Job
-from microp.points.planned import Planned, experiment_of, planned
-from microp.records import (
-    KILLED,
-    RUNNING,
-    SweepPlan,
-    owner_of,
-    read_json,
-    read_status,
-    snapshots,
-    summarise,
-    write_json,
-)
+from microp.points.planned import Planned, planned
 from microp.settings import SlurmSettings
 from microp.terminal import Board, console
 
@@ -57,7 +47,7 @@ TIMES = 3  # that a job which goes on from snapshots may run out of time
 _sweeps: dict[Path, SlurmSweep] = {}
 
 
-def slurm_sweep(plan: SweepPlan) -> SlurmSweep:
+def slurm_sweep(plan: records.SweepPlan) -> SlurmSweep:
     """Return the jobs of a sweep, the same object for all points of this process."""
     if plan.folder not in _sweeps:
         _sweeps[plan.folder] = SlurmSweep(plan)
@@ -79,7 +69,6 @@ class PointJob:
     """What a job runs: each of its tasks is one rank of the point."""
 
     record: dict[str, Any]  # the point, as the sweep's plan has it
-    experiment: str | None  # the name of the stored sweep that it belongs to, if any
     again: bool  # whether an attempt from before the plan does not count
 
     def __call__(self) -> None:
@@ -94,7 +83,7 @@ class PointJob:
             job = point.job
             if point.config.snapshot.resume:  # Slurm may have started this before, and it goes on from what it saved
                 job = replace(job, resumed=find_resumed(point.config, job))
-            run_attempt(point.config, job, point.overrides, self.experiment)
+            run_attempt(point._replace(job=job))
 
     def checkpoint(self) -> DelayedSubmission:
         """Return what the job runs when Slurm starts it again: the same, which goes on from its last snapshot."""
@@ -106,11 +95,11 @@ class PointJob:
 class SlurmSweep:
     """The jobs of one sweep; all points of its plan that Slurm is to run are submitted together."""
 
-    def __init__(self, plan: SweepPlan) -> None:
+    def __init__(self, plan: records.SweepPlan) -> None:
         self._plan = plan
         self._jobs: dict[str, SlurmJob[None]] = {}  # run -> its job
         self._ended: dict[str, str] = {}  # job -> the state in which it ended
-        self._room: int | None = None  # jobs that Slurm lets this user have at once, once it has refused one
+        self._room = inf  # jobs that Slurm lets this user have at once, once it has refused one
         self._said: set[str] = set()
         points = [planned(record) for record in plan.points() if "run_id" in record]
         self._waiting = {
@@ -146,7 +135,7 @@ class SlurmSweep:
         self._look()
         self._submit()
         job = self._jobs.get(point.job.run_id)
-        return job is None or job.job_id not in self._ended or owner_of(point.run) is not None
+        return job is None or job.job_id not in self._ended or records.owner_of(point.run) is not None
 
     def _look(self) -> None:
         """Find out which jobs have ended. submitit would ask the accounting, which not every cluster has."""
@@ -169,10 +158,9 @@ class SlurmSweep:
         """Submit points as long as the queue may have more jobs."""
         submitted = []
         for run, point in list(self._waiting.items()):
-            limits = [limit for limit in (_settings(point).at_once, self._room) if limit is not None]
-            if limits and len(self.running()) >= min(limits):
+            if len(self.running()) >= min(self._room, _settings(point).at_once or inf):
                 break
-            if owner := owner_of(point.run):
+            if owner := records.owner_of(point.run):
                 self._say(f"{run} is being run by {owner}: this sweep waits, and takes its result")
                 continue
             if not point.finished(self._plan.again):
@@ -194,7 +182,7 @@ class SlurmSweep:
         """Submit a point and return its job; None if Slurm takes no more jobs as long as others are in the queue."""
         from submitit.core.utils import FailedJobError
 
-        job = PointJob(point.record(), experiment_of(self._plan.head["name"]), self._plan.again)
+        job = PointJob(point.record(), self._plan.again)
         try:
             return executor(self._plan.folder / "slurm", point).submit(job)
         except FailedJobError as error:
@@ -210,29 +198,31 @@ class SlurmSweep:
 
     def _result(self, point: Planned, job: SlurmJob[None]) -> Path:
         """Return the attempt of a job that has ended; those that did not record their end are closed."""
-        state, log = self._ended[job.job_id], os.path.relpath(job.task(0).paths.stderr)
-        why = f"job {job.job_id} of Slurm ended ({state}) without a result: see its log"
+        state, log = self._ended[job.job_id], Path(os.path.relpath(job.task(0).paths.stderr))
         deadline = time.monotonic() + (SETTLE_S if state in ("COMPLETED", "FAILED", UNKNOWN) else 0)
-
-        def attempts() -> list[Path]:  # the job makes another one when it is started again
-            return [attempt for attempt in point.made() if read_status(attempt).get("slurm_job") == job.job_id]
-
-        while not (left := attempts()) or read_status(left[-1])["status"] in (RUNNING, KILLED):
-            if time.monotonic() > deadline:
+        while True:
+            states = {  # the job makes another attempt when it is started again
+                attempt: status["status"]
+                for attempt in point.made()
+                if (status := records.read_status(attempt)).get("slurm_job") == job.job_id
+            }
+            left = list(states)
+            if (left and states[left[-1]] not in (records.RUNNING, records.KILLED)) or time.monotonic() > deadline:
                 break
             time.sleep(1)
-        for attempt in left:
-            if read_status(attempt)["status"] in (RUNNING, KILLED):
-                _close(attempt, point.job, why, log)
-        return left[-1] if left else self._failed(point, why, Path(log))
-
-    def _failed(self, point: Planned, why: str, log: Path) -> Path:
-        """Return an attempt that records that a job ended before its ranks began."""
-        from microp.points.attempt import Attempt
+        unended = [attempt for attempt in left if states[attempt] in (records.RUNNING, records.KILLED)]
+        if left and not unended:
+            return left[-1]
+        from microp.points.attempt import Attempt, close_attempt
         from microp.worker import RankError  # torch takes a second, and a sweep of jobs seldom needs it
 
-        with Attempt(point.config, point.job, experiment_of(self._plan.head["name"]), point.overrides) as folder:
-            raise RankError(why, log)
+        why = f"job {job.job_id} of Slurm ended ({state}) without a result: see its log"
+        for attempt in unended:
+            close_attempt(attempt, point.job, records.KILLED, why, log)
+        if left:
+            return left[-1]
+        with Attempt(point) as folder:
+            raise RankError(why, log)  # before its ranks began
         return folder
 
 
@@ -262,14 +252,6 @@ def executor(folder: Path, point: Planned) -> SlurmExecutor:
         },
     )
     return made
-
-
-def _close(attempt: Path, job: Job, message: str, log: str) -> None:
-    """Close an attempt whose process was killed without recording its end."""
-    snapshots.remove_drafts(attempt)
-    write_json(attempt / "summary.json", summarise(job, attempt, KILLED))
-    status = {**read_json(attempt / "status.json"), "status": KILLED, "message": message, "log": log}
-    write_json(attempt / "status.json", {**status, "ended": time.time()})
 
 
 def _settings(point: Planned) -> SlurmSettings:

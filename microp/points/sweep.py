@@ -17,6 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from microp import records
 from microp.config import (
     Config,
     about_resumed,
@@ -43,18 +44,6 @@ from microp.points.next_commands import print_next_commands
 from microp.points.planned import Planned, experiment_of, planned
 from microp.points.run import SKIPPED, board, equal_points
 from microp.points.slurm_sweep import cancel_jobs
-from microp.records import (
-    DIVERGED,
-    SCHEMA_VERSION,
-    RecordError,
-    SweepPlan,
-    changed_between,
-    changed_since,
-    claim_folder,
-    in_a_line,
-    plan_in,
-    read_env,
-)
 from microp.results import PointRow, read_point, unscaled, write_table
 from microp.system import is_joined, override, redact_words
 from microp.terminal import console, show_runs, show_step
@@ -65,7 +54,7 @@ DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
 class SweepCallback(PointsCallback):
     """Makes the job of every point, shows the progress and the table; sets the exit code if points did not finish."""
 
-    _plan: SweepPlan | None = None  # a single run has none
+    _plan: records.SweepPlan | None = None  # a single run has none
     _is_open = False  # whether a sweep has been planned and has not ended
 
     @classmethod
@@ -108,12 +97,12 @@ class SweepCallback(PointsCallback):
                 ]
             )
         super().on_multirun_start(config)
-        folder = claim_folder(Path(config.hydra.sweep.dir))
+        folder = records.claim_folder(Path(config.hydra.sweep.dir))
         config.hydra.sweep.dir = str(folder)  # where Hydra looks for it, and every point
         config.hydra.overrides.hydra.append(override("hydra.sweep.dir", str(folder)))
-        self._plan = plan = plan_in(folder)
+        self._plan = plan = records.plan_in(folder)
         name = config.hydra.job.config_name
-        head = {"schema_version": SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
+        head = {"schema_version": records.SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
         plan.write({**head, "command": redact_words(sys.argv), "again": self._again}, self._records())
         self.write_table()
         self._is_open = True
@@ -131,33 +120,28 @@ class SweepCallback(PointsCallback):
 
     @stop_on_error
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        self._finish()
+        self._is_open = False
+        self.write_table()
         super().on_multirun_end(config)
 
-    def show_finished(self) -> bool:
-        board.close()
-        if self._is_open:
-            self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "")
-        return self._is_open
-
-    def close(self) -> None:
-        try:
-            self._finish()
-        except OSError as error:
-            console.warn(in_a_line(error))
-
-    def _finish(self) -> None:
-        """Remove the bars; of a sweep that was stopped cancel the jobs and write the table."""
+    def close(self) -> bool:
         board.close()
         cancel_jobs()
-        if self._is_open:
-            self._is_open = False
+        if not self._is_open:
+            return False
+        self._is_open = False
+        self.show_rows()
+        try:
             self.write_table()
+        except OSError as error:
+            console.warn(records.in_a_line(error))
+        return True
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._points: dict[str, Planned] = {}
+        experiment = experiment_of(config.hydra.job.config_name)
         for point in points:
-            self._points.setdefault(point.made.run_id, Planned.now(*point))  # equal points are one run
+            self._points.setdefault(point.made.run_id, Planned.now(*point, experiment))  # equal points are one run
         self._all = [point.overrides for point in points]
         self._again = not is_sweep(config) or config.again
         self._tracking = read_config(config).tracking
@@ -181,10 +165,11 @@ class SweepCallback(PointsCallback):
 
     def _changed_data(self) -> list[str]:
         """Return which data are not those any more that finished points were trained on, one sentence per path."""
-        done = [(point, attempt) for name, point in self._points.items() if (attempt := self._finished(name))]
-        paths = {path: point.config.data.contents() for point, _ in done if (path := point.data_path) is not None}
-        return changed_since(
-            (path, read_env(attempt), paths[path]) for point, attempt in done if (path := point.data_path)
+        done = ((point.config.data, self._finished(name)) for name, point in self._points.items())
+        return records.changed_since(
+            (getattr(data, "path", None), records.read_env(attempt), data.contents())
+            for data, attempt in done
+            if attempt
         )
 
     def end(self, config: DictConfig) -> None:
@@ -192,7 +177,7 @@ class SweepCallback(PointsCallback):
             return
         board.close()
         self._add_chosen()
-        rows = self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "summary.json")
+        rows = self.show_rows()
         if len(rows) == 1:
             show_step(rows[0].folder, rows[0].summary)
         done = [row for row in rows if row.summary["status"] == "finished"]
@@ -201,24 +186,21 @@ class SweepCallback(PointsCallback):
         texts = (lacks_profile(point.config, point.job) for point in self._points.values() if self._is_first)
         if hint := next(filter(None, texts), None):  # once in an output folder
             console.note(hint)
-        shown, stopped = {row.summary["run_id"] for row in rows}, self._plan and self._plan.stopped
-        lacking = [point for name, point in self._points.items() if name not in shown]
-        if lost := sorted(str(point.run) for point in lacking if not stopped or point.made()):
+        shown = {row.summary["run_id"] for row in rows}
+        if lost := sorted(str(point.run) for name, point in self._points.items() if name not in shown):
             count = f"{len(lost)} of {len(self._points)} points"
             console.error(f"no result of {count}, removed or damaged: {', '.join(lost)}: run the same command again")
-        if stopped:
-            console.error(f"{stopped}: {len(lacking)} of {len(self._points)} points were not run")
-        diverged = sum(row.summary["status"] == DIVERGED for row in rows)
+        diverged = sum(row.summary["status"] == records.DIVERGED for row in rows)
         if (others := max(1, len(self._points)) - len(done)) > 0:
             raise SystemExit(DIVERGED_CODE if others == diverged else 1)
 
-    def show_rows(self, whole: str) -> list[PointRow]:
-        """Print the table of the points that have a summary and return its rows; `whole`: the file with all columns."""
+    def show_rows(self) -> list[PointRow]:
+        """Print the table of the points that have a summary and return its rows."""
         rows = self._rows()
         if rows:  # else every failure has been shown
-            show_runs(rows, whole)
+            show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) > 1:
-            for text in changed_between((row.config["data"].get("path"), row.env) for row in rows):
+            for text in records.changed_between((row.config["data"].get("path"), row.env) for row in rows):
                 console.warn(text)
         return rows
 
@@ -245,7 +227,7 @@ class SweepCallback(PointsCallback):
         """
         rows = []
         for name, point in self._points.items():
-            with suppress(RecordError):
+            with suppress(records.RecordError):
                 made = [attempt for attempt in point.made() if (attempt / "summary.json").exists()]
                 if attempt := self._finished(name) or (made[-1] if made else None):
                     rows.append(read_point(plain(point.config), point.overrides, attempt))

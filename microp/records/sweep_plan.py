@@ -5,7 +5,6 @@
     outputs/sweeps/<time>_<name>/
         plan.json      the sweep: name, command, and each run with its overrides
         points.jsonl   a line per point: overrides, resolved configuration, order and partition, or why it is left out
-        stopped.json   why the other points are not run, if the sweep stops before its end
 
 `points.jsonl` only grows: a sweeper that chooses points as it goes adds each of them when it has chosen it.
 
@@ -27,7 +26,7 @@ from microp.job import NOT_ASKED
 from microp.records.files import write_text
 from microp.records.lock import hold
 from microp.records.recorder import write_json
-from microp.records.records import RecordError, Row, read_json, read_record, unreadable
+from microp.records.records import RecordError, Row, read_record, unreadable
 from microp.system import redact_values, redact_words
 
 REMEDY = "run its sweep again"
@@ -51,16 +50,6 @@ class SweepPlan:
     def again(self) -> bool:
         """Whether attempts do not count that were finished before the sweep was planned."""
         return bool(self.head.get("again"))
-
-    @property
-    def stopped(self) -> str | None:
-        """Why no other point is run; None: the sweep goes on."""
-        path = self.folder / "stopped.json"
-        return str(read_json(path)["reason"]) if path.exists() else None
-
-    def stop(self, reason: str) -> None:
-        """Let no other point start, in any process."""
-        write_json(self.folder / "stopped.json", {"reason": reason})
 
     def write(self, head: dict[str, Any], points: Iterable[Row]) -> None:
         """Write the plan of a sweep that starts; `points` have at least `overrides`, and a `run_id` unless left out."""

@@ -8,10 +8,9 @@
 """
 
 from microp.worker.failure import RankError
-from microp.worker.first_not_finite import Start, explained
 from microp.worker.hosts import HostsError, Joined, join, run_joined
 from microp.worker.launch import launch_ranks
-from microp.worker.profiling import record_cases
+from microp.worker.profiling import measure_cases
 from microp.worker.rank import run_rank
 from microp.worker.threads import run_threads
 from microp.worker.trainer import Trainer

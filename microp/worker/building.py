@@ -26,16 +26,14 @@ from microp.settings import AdamSettings, OptimizerSettings, SgdSettings
 PAUSE_S = 0.2  # between two meetings of ranks that compile
 
 
-def build_stages(
-    job: Job, model: Model, rank: int, device: Device, stage_type: type[Stage] = Stage
-) -> dict[int, Stage]:
+def build_stages(job: Job, model: Model, rank: int, device: Device) -> dict[int, Stage]:
     """Build a rank's layers, each from the seed and its index, and return them as stages by their index."""
     held = {stage: job.layers_of(stage) for stage in job.schedule.stages_of(rank)}
     indices = [index for layers in held.values() for index in layers]
     made = dict(zip(indices, model.build(indices, job.seed), strict=True))
     stages = {}
     for stage, layers in held.items():
-        stages[stage] = stage_type(
+        stages[stage] = Stage(
             [made[index].to(device.torch_device) for index in layers],
             model.loss if stage in job.schedule.ends[1] else None,
             job.checkpointing,
@@ -55,7 +53,7 @@ def build_stages(
 def open_optimizer(
     settings: OptimizerSettings, parameters: Iterable[nn.Parameter], rate: float
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of these weights, of which there may be none, with this learning rate."""
+    """Return the optimizer of these weights, of which there may be none, as one group with this learning rate."""
     group = [{"params": list(parameters)}]
     if isinstance(settings, SgdSettings):
         make = partial(torch.optim.SGD, momentum=settings.momentum)
@@ -64,12 +62,6 @@ def open_optimizer(
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
         make = partial(kind, betas=(settings.betas[0], settings.betas[1]))
     return make(group, lr=rate, weight_decay=settings.weight_decay, fused=True)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def boundary_of(job: Job, device: Device) -> Boundary:

@@ -6,7 +6,7 @@
                  are they equal? ── no ──► HostsError, before anything is started
                  connects: shared memory on a host, gloo between hosts
     run_rank, which writes to a folder of this host ── fails ──► the error of the first rank of this host that failed
-    rank 2, on h1   rows, moments shifted ──► blocks ──► rank 0's folder, on h0
+    rank 2, on h1   rows, moments shifted ──► rank 0's folder, on h0
 
     first rank of a host   asked ──┐              ┌──► answered    offset = its time - (asked + answered) / 2
     rank 0                         └──► its time ─┘                at most wrong by (answered - asked) / 2
@@ -42,7 +42,6 @@ from microp.worker.rank import run_rank
 
 _MEETING_S = 60.0  # at least: hosts do not start at the same time
 _TURNS = 50  # messages there and back
-_BLOCK = 4 << 20  # bytes of a file that are sent at once
 
 
 class HostsError(RuntimeError):
@@ -236,14 +235,11 @@ def _gather(everyone: Comms, attempt: Path, shares: bool) -> None:
     for sender, sizes in enumerate(everyone.all_gather(files)):
         for name, nbytes in sizes.items():
             if everyone.rank == 0:
-                with (attempt / name).open("wb") as file:
-                    for start in range(0, nbytes, _BLOCK):
-                        size = min(_BLOCK, nbytes - start)
-                        file.write(everyone.recv_tensor([size], sender, dtype=torch.uint8).numpy().tobytes())
+                rows = everyone.recv_tensor([nbytes], sender, dtype=torch.uint8)
+                (attempt / name).write_bytes(rows.numpy().tobytes())
             elif everyone.rank == sender:
-                with (attempt / name).open("rb") as file:
-                    while block := file.read(_BLOCK):
-                        everyone.send_tensor(torch.frombuffer(bytearray(block), dtype=torch.uint8), 0)
+                rows = torch.frombuffer(bytearray((attempt / name).read_bytes()), dtype=torch.uint8)
+                everyone.send_tensor(rows, 0)
     everyone.barrier()  # after it every file has arrived
 
 

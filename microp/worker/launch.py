@@ -22,7 +22,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +33,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group, is_alive
+from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group
 from microp.device import gpu_of
 from microp.job import Job
 from microp.records import full_disk
@@ -48,16 +48,16 @@ _LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # the name of the network interface of that address
 SOCKET_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables: where the libraries listen
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_POLL_S = 0.25  # between two looks at the ranks' processes
 _LAST_S = 0.2  # several times as long as torch's launcher takes to see that a rank has ended
 
 
-def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_rank) -> dict[int, Any]:
+def launch_ranks(job: Job, attempt: Path, entry: Entry = run_rank) -> dict[int, Any]:
     """Start one process per rank, and return when all have ended.
+
+    torch's launcher ends the others after one has failed: by SIGTERM, and what is still there after 30 s by SIGKILL.
 
     Args:
         attempt: the folder into which ranks write; elastic writes their output into `logs/`.
-        shutdown_s: the time that the other ranks have to end after one has ended, in seconds.
         entry: what each rank runs, (job, comms, local rank, attempt) -> any picklable value.
 
     Returns:
@@ -76,7 +76,7 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_
     store, heartbeats = _open_store(), Heartbeats.shared(job.processes)
     # 2. start them and wait, with this process as it was before elastic and multiprocessing changed it
     try:
-        with _process_kept(entry), _killed_after(shutdown_s, heartbeats):
+        with _process_kept(entry):
             launched = elastic_launch(_launch_config(job, attempt, store.port), _in_new_process)
             results: dict[int, Any] = launched(job, attempt, entry, heartbeats.path)
         return results
@@ -152,32 +152,6 @@ def _process_kept(entry: Callable[..., Any]) -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-
-
-@contextmanager
-def _killed_after(shutdown_s: float, heartbeats: Heartbeats) -> Iterator[None]:
-    """Kill ranks that have not ended `shutdown_s` after another one, as when they are stopped: torch waits for 30 s."""
-    over = threading.Event()
-
-    def started() -> list[int]:
-        return [pid for rank in range(heartbeats.count) if (pid := heartbeats.read(rank).pid)]
-
-    def watch() -> None:
-        while all(map(is_alive, started())):
-            if over.wait(_POLL_S):
-                return
-        if not over.wait(shutdown_s):
-            for pid in filter(is_alive, started()):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=watch, name="watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats_path: str | None) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from microp.job import Job
 from microp.model import build_model, open_autocast, open_batches, random_parts
-from microp.worker.building import open_optimizer, set_rate
+from microp.worker.building import open_optimizer
 
 
 class MonolithStep(NamedTuple):
@@ -58,7 +58,7 @@ def steps(job: Job, count: int) -> Iterator[MonolithStep]:
             for copy in tied:
                 copy.grad = summed.clone()
         yield MonolithStep(total, [gradients_of(layer) for layer in model])
-        set_rate(optimizer, job.learning_rate_at(step))
+        optimizer.param_groups[0]["lr"] = job.learning_rate_at(step)
         optimizer.step()
 
 

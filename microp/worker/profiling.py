@@ -2,8 +2,8 @@
 
 ::
 
-    record_cases    round 0    case 0: warm-up ─► steps    case 1: warm-up ─► steps ...    ─► case0.round0.rank0.npz
-                    round 1    case 0: warm-up ─► steps    case 1: ...
+    measure_cases    round 0    case 0: warm-up ─► steps    case 1: warm-up ─► steps ...
+                     round 1    case 0: warm-up ─► steps    case 1: ...
 
 All cases run in one launch, with the trainer, the engine and the transport of a run. A machine's speed drifts within
 a minute; the rounds spread every case over the whole time, so that no case is slower because of when it was run. A
@@ -29,7 +29,7 @@ WARMUP = 2  # steps of a round before those that count
 FEWEST, MOST = 2, 50  # steps of a round that count
 
 
-def record_cases(
+def measure_cases(
     cases: Sequence[Job],
     needed: int,
     rounds: int,
@@ -37,25 +37,25 @@ def record_cases(
     _job: Job,
     comms: Comms,
     local_rank: int,
-    folder: Path,
-) -> list[int]:
-    """Run cases on this rank, as many as fit into `seconds` (see `Budget`), and write their times into `folder`.
+    _folder: Path,
+) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """Run cases on this rank, as many as fit into `seconds` (see `Budget`).
 
     Args:
         cases: jobs for the ranks of this launch, the most important ones first.
         needed: how many of them are run even if that takes longer.
         rounds: how often every case should be run.
-        folder: gets `case<n>.round<i>.rank<r>.npz`: `times` and `steps` as in `profiling.Case`.
 
     Returns:
-        the bytes of this rank's weights in every case that was run.
+        of every case that was run `times` and `steps`, as in `profiling.Case`, and the bytes of this rank's weights.
     """
     gc.collect()
     gc.disable()
     budget = Budget(len(cases), needed, rounds, seconds)
     began = time.monotonic()
+    taken: dict[int, list[tuple[np.ndarray, list[int]]]] = {}
     weights = {}
-    for turn, number in budget.turns():
+    for number in budget.turns():
         case_began = time.monotonic()
         trainer = Trainer(cases[number], comms, local_rank)
         for step in range(WARMUP):
@@ -63,18 +63,17 @@ def record_cases(
         now = time.monotonic()
         slowest = torch.tensor([now - began, now - case_began, (moments[-1] - moments[0]) / 1e9], device=comms.device)
         elapsed, before, took = comms.all_reduce(slowest, "max").tolist()  # over the ranks
-        taken = [_step(trainer, WARMUP + step) for step in range(budget.steps(elapsed, before, took))]
-        np.savez(
-            folder / f"case{number}.round{turn}.rank{comms.rank}.npz",
-            times=np.array([times for times, _ in taken]),
-            steps=np.array([steps for _, steps in taken]),
-        )
+        counted = [_step(trainer, WARMUP + step) for step in range(budget.steps(elapsed, before, took))]
+        taken.setdefault(number, []).extend(counted)
         weights[number] = sum(p.nbytes for stage in trainer.stages.values() for p in stage.layers.parameters())
         del trainer
         gc.collect()
     gc.enable()
     comms.barrier()
-    return [weights[number] for number in range(len(weights))]
+    return [
+        (np.array([times for times, _ in counted]), np.array([steps for _, steps in counted]), weights[number])
+        for number, counted in taken.items()
+    ]
 
 
 def _step(trainer: Trainer, number: int) -> tuple[np.ndarray, list[int]]:
@@ -101,18 +100,17 @@ class Budget:
         self._left = cases * rounds
         self._is_first = True
 
-    def turns(self) -> Iterator[tuple[int, int]]:
-        """Yield (round, case) of what is run next; `steps` has to be asked in each of them."""
+    def turns(self) -> Iterator[int]:
+        """Yield the case that is run next, round after round; `steps` has to be asked for each of them."""
         for number in range(self._cases):
             if number >= self._needed and sum(self._least) / number * (number + 1) * self._rounds > self._seconds:
                 break
-            yield 0, number
+            yield number
         kept, self._is_first = len(self._least), False
         rounds = min(self._rounds, max(1, round(self._seconds / max(1e-9, sum(self._least)))))
         self._left = kept * (rounds - 1)
-        for turn in range(1, rounds):
-            for number in range(kept):
-                yield turn, number
+        for _ in range(1, rounds):
+            yield from range(kept)
 
     def steps(self, elapsed: float, before: float, step: float) -> int:
         """Return how many steps of a case are counted.

@@ -53,7 +53,8 @@ class Snapshots:
             WriteError: a snapshot cannot be written; the message names it. Older ones are still there.
             OSError: the ranks write to disks of several hosts.
         """
-        self.resume(step)
+        if self._job.resumed and step == self._job.resumed.step:
+            self._load(Path(self._job.resumed.folder))
         every, began = self._settings.every, perf_counter_ns()
         saves = every is not None and step > self._job.first_step and step % every == 0
         leaves = self._settings.final and step == self._job.training_steps
@@ -72,11 +73,6 @@ class Snapshots:
             with self._naming(path, 1):
                 self._leave_weights(step, path)
         return {"snapshot_ms": (perf_counter_ns() - began) / 1e6} if saves or leaves else {}
-
-    def resume(self, step: int) -> None:
-        """Load the training, if this is the step at which the run goes on from a snapshot."""
-        if self._job.resumed and step == self._job.resumed.step:
-            self._load(Path(self._job.resumed.folder))
 
     def _check_finite(self, step: int, diverged: str | None) -> None:
         """Raise DivergedError on all ranks if the loss or weights of any rank are not finite."""

@@ -4,7 +4,7 @@
 
     rank 0   runs ─── fails ┐
     rank 1   waits ─────────┴── is woken ──► fails
-    rank 2   hangs ──────────── shutdown_s ───► left behind: a thread cannot be ended from outside
+    rank 2   hangs ──────────── SHUTDOWN_S ───► left behind: a thread cannot be ended from outside
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from microp.job import Job
 from microp.worker.failure import first_error
 from microp.worker.rank import run_rank
 
+SHUTDOWN_S = 3.0  # in which the other threads have to end after one has failed
 _POLL_S = 0.1
 
 
-def run_threads(
-    job: Job, attempt: Path, shutdown_s: float = 30, entry: Callable[[Job, Comms, int, Path], Any] = run_rank
-) -> dict[int, Any]:
+def run_threads(job: Job, attempt: Path, entry: Callable[[Job, Comms, int, Path], Any] = run_rank) -> dict[int, Any]:
     """Run every rank as a thread of this process; arguments and result are those of `launch_ranks`.
 
     Raises:
@@ -55,7 +54,7 @@ def run_threads(
     for thread in threads:
         thread.start()
     for thread in threads:
-        while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > shutdown_s):
+        while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > SHUTDOWN_S):
             thread.join(_POLL_S)
     torch.set_num_threads(threads_before)
     if raised:

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from microp.comms import Comms, Place
 from microp.device import ActivationMeter, open_device
 from microp.job import Job
-from microp.model import Batch, Stage, build_model, generator_states
+from microp.model import Batch, build_model, generator_states
 from microp.records import StepRow
 from microp.replicas import open_sync
 from microp.settings import OwnSettings
 from microp.system import MIB
 from microp.trace import StepTrace, time_reducing
-from microp.worker.building import BatchLoader, build_stages, compile_stages, open_optimizer, open_runner, set_rate
+from microp.worker.building import BatchLoader, build_stages, compile_stages, open_optimizer, open_runner
 from microp.worker.shared_weights import TiedGradients, check_equal_data, check_equal_weights
 
 
@@ -37,7 +37,7 @@ class Trainer:
         ValueError: another rank has made other weights.
     """
 
-    def __init__(self, job: Job, comms: Comms, local_rank: int = 0, stage_type: type[Stage] = Stage) -> None:
+    def __init__(self, job: Job, comms: Comms, local_rank: int = 0) -> None:
         self._job = job = job.of(comms.replica)
         self._comms = comms
         self._at = partial(comms.heartbeats.at, comms.world_rank)
@@ -45,7 +45,7 @@ class Trainer:
         # 1. build the stages and their optimizer
         self._device = device = open_device(job.device, job.workload, comms, local_rank)
         model = build_model(job.model)
-        self.stages = build_stages(job, model, comms.rank, device, stage_type)
+        self.stages = build_stages(job, model, comms.rank, device)
         parameters = [p for stage in self.stages.values() for p in stage.layers.parameters()]
         self.optimizer = open_optimizer(job.optimizer, parameters, job.learning_rate)
         self._loader = BatchLoader(job, model, comms.replica, self.stages, device.torch_device)
@@ -125,7 +125,7 @@ class Trainer:
         # 3. update the weights
         self._at(Place.OPTIMIZING)
         if trace is not None:
-            set_rate(self.optimizer, self._job.learning_rate_at(step))
+            self.optimizer.param_groups[0]["lr"] = self._job.learning_rate_at(step)
             self.optimizer.step()
             self._device.finish_optimizer(reduced, self.stages)
         ended = mark()

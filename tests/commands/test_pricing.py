@@ -149,7 +149,7 @@ def test_predicted_memory_is_what_a_run_measures(comms, whole, tmp_path):
     cases = MEMORY_OF if whole else MEMORY_OF[::2] if comms == "shm" else MEMORY_OF[1::3]
     configs = [composed(f"{words} ranks=2 comms={comms} device.threads=1") for words in cases]
     jobs = [make_job(config) for config in configs]
-    measured = launch_ranks(jobs[0], tmp_path, 3, partial(training.peak_memory, jobs))
+    measured = launch_ranks(jobs[0], tmp_path, partial(training.peak_memory, jobs))
     for number, (words, config) in enumerate(zip(cases, configs, strict=True)):
         peaks = [measured[rank][number] for rank in range(2)]
         assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.008), words
@@ -169,7 +169,7 @@ def test_no_tensor_between_stages_is_forgotten(comms, tmp_path):
     if comms == "threads":
         measured = in_threads(4, lambda comms: training.peak_memory(jobs, jobs[0], comms, 0, Path()))
     else:
-        measured = launch_ranks(jobs[0], tmp_path, 3, partial(training.peak_memory, jobs))
+        measured = launch_ranks(jobs[0], tmp_path, partial(training.peak_memory, jobs))
     for number, (each, config) in enumerate(zip(words, configs, strict=True)):
         peaks = [measured[rank][number] for rank in range(4)]
         assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, abs=0.1 * 8 * 64 * 4 / 2**20), each
@@ -192,7 +192,7 @@ def test_predicted_memory_of_replicas_has_their_buckets(tmp_path):
     words = [f"{given} sync={sync}" for sync in ("naive", "flat", "ddp")]
     configs = [composed(each) for each in words]
     jobs = [make_job(config) for config in configs]
-    measured = launch_ranks(jobs[0], tmp_path, 3, partial(training.peak_memory, jobs))
+    measured = launch_ranks(jobs[0], tmp_path, partial(training.peak_memory, jobs))
     for number, config in enumerate(configs):
         assert figures(config)["peak_memory_mib"] == pytest.approx([measured[0][number]], rel=0.02), words[number]
 

@@ -18,7 +18,7 @@ def test_verbs(where, tmp_path):
     if where == "threads":
         results = in_threads(3, messages.use_verbs)
     else:
-        found = launch_ranks(small_job(schedule=gpipe(3, 1), backend=where), tmp_path, 3, messages.verbs)
+        found = launch_ranks(small_job(schedule=gpipe(3, 1), backend=where), tmp_path, messages.verbs)
         results = [found[rank] for rank in range(3)]
         assert results[1].pop("short") == "rank 0 sent fewer bytes than the 44 of shape [11]"
     for rank, result in enumerate(results):

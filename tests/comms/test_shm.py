@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("backend", ["shm", "tcp"])
 
 
 def run(count: int, entry, folder: Path, **changes):
-    return launch_ranks(small_job(schedule=gpipe(count, 1), **changes), folder, 3, entry)
+    return launch_ranks(small_job(schedule=gpipe(count, 1), **changes), folder, entry)
 
 
 @BOTH

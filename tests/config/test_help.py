@@ -29,8 +29,8 @@ PAGES = {  # command -> keys that others do not have, which come first
     "order": ["output", "costs.latency", "search.file"],
 }
 NOT_ON = {  # command -> keys that do not count for it; a plan searches some of them
-    "plan": ["steps", "launch.shutdown_s", "tracking.project", "data.path", "seed", "partition.share", "compile"],
-    "profile": ["steps", "launch.shutdown_s", "ranks", "schedule.drain", "checkpointing.segments", "sync.bucket_mb"],
+    "plan": ["steps", "tracking.project", "data.path", "seed", "partition.share", "compile"],
+    "profile": ["steps", "ranks", "schedule.drain", "checkpointing.segments", "sync.bucket_mb"],
     "order": ["steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas"],
 }
 
@@ -100,7 +100,7 @@ def test_help_fits_80_columns_and_a_wrong_option_is_one_line(module, capsys, mon
 def test_verbose_logs_the_steps_of_microp_and_of_hydra(tmp_path):
     quiet = microp(*SMALL, "chunks=2", "comms=threads", "tracking=disabled", folder=tmp_path)
     loud = microp(*SMALL, "chunks=2", "comms=threads", "tracking=disabled", "hydra.verbose=true", folder=tmp_path)
-    for text in ("microp.points.hydra_app  1 point is composed", "2 ranks start", "the ranks ended after"):
+    for text in ("microp.points.hydra_app  1 point is composed", "2 ranks start", "the ranks have ended"):
         assert text in loud.stderr
         assert text not in quiet.stderr
     assert "ms  hydra" in loud.stderr

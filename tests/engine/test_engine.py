@@ -16,7 +16,7 @@ from microp.worker import launch_ranks
 @pytest.mark.parametrize(("build", "ranks"), [(gpipe, 3), (one_f_one_b, 3), (naive, 2)])
 def test_measured_spans_keep_the_order_and_the_dependencies(build, ranks, tmp_path):
     schedule = build(ranks, 5)
-    launch_ranks(small_job(schedule=schedule), tmp_path, 3)
+    launch_ranks(small_job(schedule=schedule), tmp_path)
     spans = read_spans(tmp_path)
     ends = {span.action: span.end for span in spans}
     assert len(ends) == len(spans) == 2 * 5 * ranks

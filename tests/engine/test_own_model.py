@@ -50,7 +50,7 @@ def test_layers_whose_rows_depend_on_each_other_are_known():
 def test_a_gradient_that_is_not_finite_is_left_to_the_run_which_names_its_step(tmp_path):
     job = own_job(settings_of(rooted), snapshot=SnapshotSettings("disk", 1, 1, False, None, False), backend="threads")
     with pytest.raises(RankError, match=r"weights are not finite after step 0 \(.* look at the model and the data"):
-        run_threads(job, tmp_path, 1)
+        run_threads(job, tmp_path)
 
 
 def test_generators_are_left_alone_while_another_rank_makes_its_layers():

@@ -54,7 +54,7 @@ def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
 @pytest.mark.parametrize(("build", "engines"), [(gpipe, {"microp", "limit", "torch"}), (naive, {"microp", "limit"})])
 def test_a_comparison_alternates_and_is_summed_up(build, engines, tmp_path):
     job = job_for(build, engine=EngineSettings("compare", False), steps=4)
-    launch_ranks(job, tmp_path, 3)
+    launch_ranks(job, tmp_path)
     rows = read_rows(tmp_path, 0)
     measured = [row["engine"] for row in rows if row["phase"] == "measured"]
     columns = {row["engine"]: set(row) for row in rows if row["phase"] == "measured"}
@@ -78,7 +78,7 @@ def test_torch_runs_the_order_that_is_priced(tmp_path):
     """The trace has the job's actions in the job's order, also where the ranks do not divide the chunks."""
     jobs = each_job(engine=EngineSettings("torch", False))
     jobs.append(job_for(lambda ranks, _: interleaved(ranks, 3), engine=EngineSettings("torch", False), batch_size=9))
-    ran = launch_ranks(jobs[0], tmp_path, 3, partial(training.order_of_a_step, jobs))
+    ran = launch_ranks(jobs[0], tmp_path, partial(training.order_of_a_step, jobs))
     for number, job in enumerate(jobs):
         assert tuple(ran[rank][number] for rank in (0, 1)) == job.schedule.ranks, job.schedule.name
 

@@ -112,7 +112,7 @@ def test_fail_fast_stops_a_sweep_at_its_first_failed_point(own):
     assert done.returncode == 1
     assert done.stdout.startswith("1 finished, 1 failed, the same in all: ")
     assert "rank 1 failed" in done.stdout + done.stderr
-    assert "1 of 3 points were not run" in done.stderr
+    assert "error: the sweep stops: fail_fast=true: gpipe-m3-" in done.stderr
     [table] = (own / "outputs" / "sweeps").glob("*/table.csv")
     assert [row["status"] for row in csv.DictReader(table.open())] == ["finished", "failed", "planned"]
     assert not list((own / "outputs" / "runs").glob("*-m4-*"))

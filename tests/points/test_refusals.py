@@ -14,6 +14,7 @@ from namespace import Mounts
 from typed import type_in
 from user import SMALL, microp
 
+from microp import records
 from microp.points import attempt as attempt_module
 from microp.points import sweep
 from microp.records import recorder
@@ -55,30 +56,17 @@ def test_an_output_folder_that_cannot_be_made_is_refused(place, words, typed, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
 
 
-def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
-    """It is told at once, with the traceback's file and the command of this point; the sweep goes on."""
-    summarise, calls = attempt_module.summarise, []
+def test_an_error_outside_of_the_ranks_is_recorded_and_stops_the_sweep(typed, monkeypatch):
+    def failing(*_):
+        raise ZeroDivisionError("no steps\nat all")
 
-    def failing(*given):
-        calls.append(given)
-        if len(calls) <= 2:  # the summary, and the summary of the failed attempt
-            raise ZeroDivisionError("no steps\nat all")
-        return summarise(*given)
-
-    monkeypatch.setattr(attempt_module, "summarise", failing)
-    code, out, errors = typed("-m", "seed=1,2", *THREADS)
-    assert code == 1
-    first, log, again, lacking = errors
-    assert first.startswith("error: outputs/runs/gpipe-m2-k2-")
-    assert first.endswith("/attempt-1: outside of the ranks: ZeroDivisionError: no steps at all")
-    assert "ZeroDivisionError: no steps" in Path(log.removeprefix("log    ")).read_text()
-    assert again == f"again  python -m microp.run seed=1 {shlex.join(THREADS)}"
-    assert lacking.startswith("error: no result of 1 of 2 points, removed or damaged: ")
-    assert "finished: " in out
-    monkeypatch.setattr(attempt_module, "summarise", summarise)
-    done, out, errors = typed(*shlex.split(again)[4:])
-    assert (done, errors) == (0, []), errors
-    assert sorted(each["status"] for each in status()) == ["failed", "finished", "finished"]
+    monkeypatch.setattr(records, "changed_while", failing)
+    code, _, errors = typed("-m", "seed=1,2", *THREADS)
+    said = "error: the sweep stops: ZeroDivisionError: no steps at all (HYDRA_FULL_ERROR=1 shows where)"
+    assert (code, errors) == (1, [said])
+    [left] = status()
+    assert left["status"] == "failed"
+    assert left["message"] == "outside of the ranks: ZeroDivisionError: no steps at all"
 
 
 def test_a_signal_before_the_first_rank_ends_the_command_with_a_line(typed, monkeypatch):
@@ -125,20 +113,20 @@ def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed
 
 
 UNWRITABLE = recorder.unwritable(Path("a/status.json"), NO_SPACE, 9)
-UNOPENED = [("write_text", UNWRITABLE, r"error: no room in .*/status\.json \(")]
-UNOPENED += [("predict", ZeroDivisionError("no time"), r"error: ZeroDivisionError: no time \(HYDRA_FULL_ERROR=1 shows")]
+UNOPENED = [(records, "write_text", UNWRITABLE, r"error: no room in .*/status\.json \(")]
+BUG = ZeroDivisionError("no time"), r"error: ZeroDivisionError: no time \(HYDRA_FULL_ERROR=1 shows"
+UNOPENED += [(attempt_module, "predict", *BUG)]
 
 
-@pytest.mark.parametrize(("name", "raised", "said"), UNOPENED)
-def test_an_attempt_that_cannot_be_opened_leaves_nothing(typed, monkeypatch, name, raised, said):
+@pytest.mark.parametrize(("module", "name", "raised", "said"), UNOPENED)
+def test_an_attempt_that_cannot_be_opened_ends_the_command_in_a_line(typed, monkeypatch, module, name, raised, said):
     def failing(*_):
         raise raised
 
-    monkeypatch.setattr(attempt_module, name, failing)
+    monkeypatch.setattr(module, name, failing)
     code, out, [error] = typed(*THREADS)
     assert (code, out) == (1, "")
     assert re.match(said, error)
-    assert list(Path("outputs/runs").glob("*/attempt-*")) == []
 
 
 CHAINED = """

@@ -62,7 +62,7 @@ class FakeSlurm:
             if end == "COMPLETED":
                 self.patch.setenv("SLURM_JOB_ID", name)
                 point = planned(self.jobs[name].record)
-                run_attempt(point.config, replace(point.job, backend="threads"), point.overrides)
+                run_attempt(point._replace(job=replace(point.job, backend="threads")))
             self.states[name] = end
         rows = [f"{name}|{state}|None\n" for name, state in self.states.items() if state != "lost"]
         return SimpleNamespace(returncode=0, stdout="".join(rows))
@@ -159,7 +159,7 @@ def test_the_tasks_of_a_job_are_the_ranks_of_its_point(slurm, monkeypatch):
     sweep, [point] = planned_sweep(points=1)
     local = LocalExecutor(sweep._plan.folder / "slurm")
     local.update_parameters(tasks_per_node=2, timeout_min=10)
-    job = slurm_sweep.PointJob(point.record(), None, False)
+    job = slurm_sweep.PointJob(point.record(), False)
     monkeypatch.undo()
     local.submit(job).results()
     attempt = point.finished()

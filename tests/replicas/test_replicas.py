@@ -110,7 +110,7 @@ def test_processes(ranks, replicas, whole, tmp_path):
     for sync in (SYNCS["ddp ring"], TORCH) if bare else ():
         cut = Partition((4, 1, 1, 2))
         jobs.append(small_job(schedule=bare, model=model, partition=cut, replicas=replicas, sync=sync, batch_size=ROWS))
-    results = launch_ranks(jobs[0], tmp_path, 3, partial(training.train_replicas, jobs))
+    results = launch_ranks(jobs[0], tmp_path, partial(training.train_replicas, jobs))
     assert all(any(job.sync == sync for job in jobs) for sync in (*SYNCS.values(), TORCH))
     assert len({job.schedule.name for job in jobs}) == len({job.schedule.name for job in every()})
     for number, job in enumerate(jobs):

@@ -10,9 +10,9 @@ from user import SMALL, microp, read
 from microp.model import Stage
 from microp.records import read_errors, read_rows, summarise
 from microp.records.recorder import to_json
-from microp.schedule.builders import one_f_one_b, zb_h1
+from microp.schedule.builders import one_f_one_b
 from microp.settings import SnapshotSettings
-from microp.worker import RankError, explained, first_not_finite, launch_ranks, run_threads
+from microp.worker import RankError, launch_ranks, run_threads
 
 
 def test_numbers_that_are_not_finite_are_null_in_json():
@@ -37,7 +37,7 @@ LEFT_THEN = SnapshotSettings("disk", None, 1, False, None, True)  # after the la
 def test_every_rank_keeps_its_row_of_that_step(start, changes, tmp_path):
     job = small_job(**{"schedule": one_f_one_b(2, 4), "steps": 40, "learning_rate": 1e30, **changes})
     with pytest.raises(RankError, match=r"^loss is nan at step 1 \(rank 1") as refused:
-        start(job, tmp_path, 1)
+        start(job, tmp_path)
     diverged = [error for error in read_errors(tmp_path) if error["diverged"]]
     assert str(refused.value) == diverged[0]["message"]
     for error in [error for error in diverged if error["rank"] == 1]:  # where the loss is
@@ -60,9 +60,8 @@ def test_as_typed(tmp_path):
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert "1 finished, 1 diverged" in done.stdout
-    said = r"loss is nan at step 1 \(rank 1, measured step\); the first that was not finite: "
-    said += r"the output, by \dF\d in step 1 on rank \d: "
-    assert re.search(f"{said}lower learning_rate=1e\\+06", done.stderr), done.stderr
+    said = r"loss is nan at step 1 \(rank 1, measured step\): lower learning_rate=1e\+06"
+    assert re.search(said, done.stderr), done.stderr
     states = {read(path)["status"] for path in tmp_path.glob("outputs/runs/*/attempt-1/status.json")}
     assert states == {"finished", "diverged"}
     assert not any("NaN" in path.read_text() for path in tmp_path.glob("outputs/**/*.json"))
@@ -71,54 +70,40 @@ def test_as_typed(tmp_path):
     assert "diverged: gpipe-m4-k2-" in listed
 
 
-BACKWARD, SPLIT = "by 1B1 in step 3 on rank 1", {"schedule": zb_h1(2, 4)}
 LOWER, LOOK = "lower learning_rate=0.01", "look at the model and the data, for before the first step .*"
 
 
 @pytest.mark.parametrize(
     ("spoiled", "step", "changes", "said"),
     [
-        ("backward", 3, {}, rf"loss is nan at step 4 .*; the first .*: the gradient of the input, {BACKWARD}: {LOWER}"),
-        ("backward", 0, {}, rf"loss is nan at step 1 .*, by 1B1 in step 0 on rank 1: {LOOK}"),
-        ("forward", 0, {}, rf"loss is nan at step 0 .*: the output, by 0F1 in step 0 on rank 0: {LOOK}"),
-        ("weights", 3, SPLIT, rf"loss .*: the gradient of 0.weight in layer 5, by 1W1 in step 3 on rank 1: {LOWER}"),
-        ("backward", 3, {"replicas": 2}, r"loss .* of the input, by 1B1 in step 3 on rank 3: .*"),
-        ("backward", 3, {"snapshot": SAVED_THEN}, rf"weights .* after step 3 .*, {BACKWARD}: .*"),
-        ("backward", 3, {"snapshot": SAVED_THEN, "limit": 1e-9}, r"weights .* after step 3 \(.*\), .* not saved: .*"),
+        ("backward", 3, {}, rf"loss is nan at step 4 \(rank 1, measured step\): {LOWER}"),
+        ("forward", 0, {}, rf"loss is nan at step 0 .*: {LOOK}"),
+        ("backward", 3, {"replicas": 2}, rf"loss is nan at step 4 \(rank 1 of replica 1, measured step\): {LOWER}"),
+        ("backward", 3, {"snapshot": SAVED_THEN}, rf"weights .* after step 3 \(.*\), and are not saved: {LOWER}"),
         ("backward", 0, {"snapshot": SAVED_EACH}, rf"weights .* after step 0 .*: {LOOK}"),
         ("backward", 7, {"snapshot": LEFT_THEN}, rf"weights .* after step 7 .*: {LOWER}"),
     ],
 )
 def test_it_is_named(spoiled, step, changes, said, tmp_path, monkeypatch):
-    """Of two replicas the second one is spoiled. Steps that took too long are not repeated, but are told."""
-    monkeypatch.setattr(first_not_finite, "LONGEST_S", changes.pop("limit", 60))
+    """Of two replicas the second one is spoiled."""
     job = small_job(**{"schedule": one_f_one_b(2, 4), "steps": 7, "backend": "threads", **changes})
     attempt = tmp_path / "run" / "attempt-1"
     attempt.mkdir(parents=True)
-    name = "weight_gradient" if spoiled == "weights" else spoiled
-    original = getattr(Stage, name)
+    original = getattr(Stage, spoiled)
 
     def spoiling(stage: Stage, microbatch: int, x):
         result = original(stage, microbatch, x)
         is_due = (stage.batch.step, microbatch) == (step, 1) and stage.batch.first == 4 * (job.replicas - 1)
         if not is_due or (spoiled == "backward" and stage.losses == {}) or (spoiled == "forward" and x is not None):
             return result
-        if spoiled == "weights" and stage.losses:
-            stage.layers[-1][0].weight.grad += math.nan
         return None if result is None else result * math.nan
 
-    monkeypatch.setattr(Stage, name, spoiling)
-    with pytest.raises(RankError) as refused:
-        run_threads(job, attempt, 1)
-    error = explained(refused.value, job, attempt, 1, run_threads)
-    assert re.fullmatch(said, str(error)), error
-    assert any(error["diverged"] for error in read_errors(attempt))
+    monkeypatch.setattr(Stage, spoiled, spoiling)
+    with pytest.raises(RankError):
+        run_threads(job, attempt)
+    diverged = [error["message"] for error in read_errors(attempt) if error["diverged"]]
+    assert re.fullmatch(said, diverged[0]), diverged
     saved = [int(path.name.removeprefix("step-")) for path in attempt.glob("snapshots/*")]
     assert all(number <= step for number in saved)  # what is not finite is not saved, and no row is lost
     assert not list(attempt.glob("weights.pt"))
     assert step in [row["step"] for row in read_rows(attempt, 1)]
-
-
-def test_an_error_that_is_no_divergence_stays_as_it_is(tmp_path):
-    error = RankError("rank 1 failed")
-    assert explained(error, small_job(), tmp_path, 1, run_threads) is error

@@ -21,7 +21,7 @@ from microp.worker import RankError, launch_ranks, run_threads
 TORCH = {"backend": "gloo", "engine": EngineSettings("torch", False), "batch_size": 8}
 PLACES = {"forward": "action 1F1", "backward": "action 1B1", "weight_gradient": "action 1W1"}
 PLACES |= {"optimizer": "the optimizer", "Trainer": "its set-up", "torch": "action 1F0"}
-SHUTDOWN_S = 1
+STOPPED_S = 30  # that torch's launcher leaves a rank which does not answer SIGTERM
 
 
 def fail(fault: Fault, attempt: Path, **changes) -> tuple[RankError, float]:
@@ -29,7 +29,7 @@ def fail(fault: Fault, attempt: Path, **changes) -> tuple[RankError, float]:
     build = zb_h1 if fault.where == "weight_gradient" else one_f_one_b
     job = small_job(schedule=build(2, 4), steps=50, **{"timeout_s": 200, **changes})
     with pytest.raises(RankError) as error:
-        launch_ranks(job, attempt, SHUTDOWN_S, fault)
+        launch_ranks(job, attempt, fault)
     took = time.time() - float((attempt / "happened").read_text())
     pids = [int(file.read_text()) for file in attempt.glob("pid*")]
     assert len(pids) == 2
@@ -62,7 +62,7 @@ def test_a_rank_that_does_not_answer_is_named_by_those_that_wait(fault, tmp_path
     if where == "torch":  # of gloo's transfers another may only be told that the connection was closed
         said += "|rank 1 was lost in 1F0, step 2, and wrote no error"
     assert re.fullmatch(said, str(error))
-    assert took < 25  # torch itself waits for 30 s
+    assert took < 25 + STOPPED_S * (how == "stop")
     if where in ("forward", "backward") and how == "hang":
         assert "in _happen" in error.log.read_text()  # the log of the rank that hung says where it was
 
@@ -86,18 +86,18 @@ def test_time_in_which_all_ranks_are_stopped_does_not_count(where, changes, tmp_
 
     stopping = threading.Thread(target=stop_a_while)
     stopping.start()
-    launch_ranks(job, tmp_path, SHUTDOWN_S, Fault("slow", where))
+    launch_ranks(job, tmp_path, Fault("slow", where))
     stopping.join()
     assert len(read_rows(tmp_path, 0)) == 6
 
 
 def test_a_rank_that_fails_before_it_has_a_log_is_named(tmp_path):
     with pytest.raises(RankError, match=r"rank [01] ended with exit code 1 before its start"):
-        launch_ranks(small_job(), tmp_path, SHUTDOWN_S, Unreadable())
+        launch_ranks(small_job(), tmp_path, Unreadable())
 
 
 def test_a_thread_that_hangs_does_not_keep_the_command(tmp_path, monkeypatch):
-    """The other ranks give up after the time-out, and it is left behind after `shutdown_s`."""
+    """The other ranks give up after the time-out, and it is left behind after `SHUTDOWN_S`."""
     forward, released = Stage.forward, threading.Event()
 
     def hanging(stage, microbatch, x):
@@ -109,6 +109,6 @@ def test_a_thread_that_hangs_does_not_keep_the_command(tmp_path, monkeypatch):
     said = "rank 0 waited 3 s for 1B0 from rank 1, which has been in 1F1 for "
     before = threading.active_count()
     with pytest.raises(RankError, match=said):
-        run_threads(small_job(timeout_s=3, backend="threads"), tmp_path, 1)
+        run_threads(small_job(timeout_s=3, backend="threads"), tmp_path)
     assert threading.active_count() == before + 1
     released.set()

@@ -35,8 +35,8 @@ def plain(job, comms, local_rank, attempt):
 if __name__ == "__main__":
     job = pickle.loads(Path("job").read_bytes())
     for each in (plain, partial(entry, "partial")):
-        print(sorted(launch_ranks(job, Path.cwd(), 3, each).items()), flush=True)
-    launch_ranks(job, Path.cwd(), 3, rank_faults.sleep_on)
+        print(sorted(launch_ranks(job, Path.cwd(), each).items()), flush=True)
+    launch_ranks(job, Path.cwd(), rank_faults.sleep_on)
 """
 
 
@@ -80,7 +80,7 @@ def test_a_launch_listens_on_loopback_only_and_unpickles_nothing(backend, tmp_pa
     watching.start()
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     try:
-        by_rank = launch_ranks(job, tmp_path, 3, rank_faults.listen)
+        by_rank = launch_ranks(job, tmp_path, rank_faults.listen)
     finally:
         over.set()
         watching.join()
@@ -120,10 +120,10 @@ def test_a_full_disk_on_which_torch_s_launcher_stumbles_is_named(tmp_path, monke
 
     monkeypatch.setattr(launch, "elastic_launch", lambda *_: stumble)
     with pytest.raises(json.JSONDecodeError):
-        launch_ranks(small_job(), tmp_path, 3)
+        launch_ranks(small_job(), tmp_path)
     monkeypatch.setattr(launch, "full_disk", lambda path: WriteError(f"no room for {path}"))
     with pytest.raises(WriteError, match="no room for .*logs"):
-        launch_ranks(small_job(), tmp_path, 3)
+        launch_ranks(small_job(), tmp_path)
 
 
 @pytest.mark.parametrize("function", [own_model.by_numpy, own_model.tied_layers, own_model.normed])

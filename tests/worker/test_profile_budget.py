@@ -13,7 +13,7 @@ def run(step: float):
     """Run a budget on a machine whose steps take `step` seconds; return how often each case ran, steps and time."""
     budget, now = Budget(CASES, NEEDED, ROUNDS, SECONDS), 0.0
     ran, counted = Counter(), []
-    for _, case in budget.turns():
+    for case in budget.turns():
         before = 0.05 + WARMUP * step
         now += before
         counted.append(budget.steps(now, before, step))
