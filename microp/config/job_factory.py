@@ -32,9 +32,9 @@ from microp.config.memory_advice import memory_cap, memory_problem
 from microp.config.prediction import asked_workload, layer_memory, prices_of, profile_command, times_of
 from microp.config.schema import Config
 from microp.job import Job, Snapshot, question_id, run_id
-from microp.planner import NoRoomError, Task
+from microp.planner import Task
 from microp.records import RecordError, changed_since, read_env, snapshots
-from microp.schedule import Action, Partition, Schedule, builders, of_sizes, to_text, uniform, validate
+from microp.schedule import Action, Partition, Schedule, builders, of_sizes, to_text, validate
 from microp.settings import EmulatedSettings, broken_rules
 from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
 
@@ -212,10 +212,6 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
         partition = build("partition", config.partition, Partition, {"task": task}, **numbers)
     except _NoTaskError:
         return None
-    except ValueError as error:
-        if not isinstance(error.__cause__, NoRoomError):
-            raise
-        partition = uniform(config.model.layers, stages)  # `memory_advice` refuses it, and says what would fit
     if not tasks:
         return Chosen(partition)
     if tasks[0].prices.is_known:

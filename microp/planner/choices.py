@@ -189,11 +189,9 @@ class Pricer:
         """
         if choice.partition == "given":
             return self._given if len(self._given) == task.base.schedule.depth else None
-        even = uniform(self.subject.layers, task.base.schedule.depth).sizes
         if choice.partition == "uniform":
-            return even
-        begin = [even, task.cut(even)]
-        return refined(replace(task, cap=cap), begin, self.ranks(choice, task.base.schedule))
+            return uniform(self.subject.layers, task.base.schedule.depth).sizes
+        return refined(replace(task, cap=cap), self.subject.layers, self.ranks(choice, task.base.schedule))
 
     def price(self, choice: Choice, cap: float | None = None) -> Priced | None:
         """Return what a choice costs by its simulated actions, or None if it does not exist; arguments as `sizes`."""
