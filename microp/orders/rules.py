@@ -107,7 +107,7 @@ class State:
         self.clock: list[Any] = [0] * problem.ranks
         self.count = [0] * len(problem.sources)
         self.arrived: list[list[Any]] = [[] for _ in problem.sources]
-        self.held: list[Any] = [0] * problem.ranks
+        self.held = [0] * problem.ranks
         self.rows: Rows = [[] for _ in range(problem.ranks)]
 
     def ready(self, problem: Problem, lane: int) -> Any | None:
@@ -119,7 +119,7 @@ class State:
         if lane >= stages:
             if self.count[lane - stages] <= (place if lane >= 2 * stages else problem.turn(lane, place)):
                 return None
-        elif problem.memory.cap is not None and not self._has_room(problem, lane):
+        elif not self._has_room(problem, lane):
             return None
         if problem.sources[lane] != NONE:
             if len(self.arrived[lane]) <= place:
@@ -128,14 +128,12 @@ class State:
         return start
 
     def _has_room(self, problem: Problem, stage: int) -> bool:
-        rank, kept = problem.placement[stage], problem.memory.kept
+        rank = problem.placement[stage]
         own, count, slices, depth = problem.held[rank], [*self.count], problem.slices, problem.depth
         oldest, copy = min((count[2 * problem.stages + each] // slices, each // depth) for each in own)
         count[stage] += 1
-        left = {each: max(0, (oldest + 1) * slices - count[each]) for each in own if each // depth == copy}
-        needed = sum(kept[each] * number for each, number in left.items())
-        room: bool = self.held[rank] + kept[stage] + needed <= problem.memory.cap
-        return room
+        needed = sum(max(0, (oldest + 1) * slices - count[each]) for each in own if each // depth == copy)
+        return problem.cap is None or self.held[rank] + 1 + needed <= problem.cap
 
     def run(self, problem: Problem, lane: int, start: Any) -> int:
         """Run the lane's next action, and return the lane that takes its tensor, or `NONE`."""

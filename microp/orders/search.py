@@ -174,7 +174,7 @@ def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:
     within, refused = [], {}
     for schedule in _with_placement(problem):
         peak = max(problem.peak(row) for row in problem.rows_of(schedule))
-        if problem.memory.cap is None or peak <= problem.memory.cap:
+        if problem.cap is None or peak <= problem.cap:
             within.append(schedule)
         else:
             refused[schedule.name] = peak
