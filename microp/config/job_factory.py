@@ -36,7 +36,7 @@ from microp.planner import Task
 from microp.records import RecordError, changed_since, read_env, snapshots
 from microp.schedule import Action, Partition, Schedule, builders, of_sizes, to_text, validate
 from microp.settings import EmulatedSettings, broken_rules
-from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
+from microp.simulator import Ranks, closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -227,14 +227,12 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
 def _task_of(config: Config, schedule: Schedule) -> Task:
     """Return what the partition is for, or raise ValueError if a model whose memory counts cannot be measured."""
     workload, cap = asked_workload(config, schedule), memory_cap(config)
-    rows = sum(workload.rows)
-    mean = rows / len(workload.rows)
-    memory = (
-        None
-        if cap is None
-        else layer_memory(config.model, mean, bool(schedule.input_gradients), config.computing, schedule.slices)
-    )
-    return Task(workload, prices_of(config), memory, cap, config.model.batch_bytes(rows))
+    rows, ranks = sum(workload.rows), None
+    if cap is not None:
+        mean, split = rows / len(workload.rows), bool(schedule.input_gradients)
+        memory = layer_memory(config.model, mean, split, config.computing, schedule.slices)
+        ranks = Ranks(workload, memory, config.model.batch_bytes(rows))
+    return Task(workload, prices_of(config), ranks, cap)
 
 
 # --- the snapshot -----------------------------------------------------------------------------------

@@ -360,7 +360,7 @@ def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | No
     return None if waiting else ends
 
 
-def makespan_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | None = None) -> Any | None:
+def makespan_of(problem: Problem, rows: Sequence[Sequence[int]]) -> Any | None:
     """Return the time from 0 to the last end, or None if the rows deadlock."""
-    ends = ends_of(problem, rows, timing)
+    ends = ends_of(problem, rows)
     return None if ends is None else max(ends[row[-1]] for row in rows)

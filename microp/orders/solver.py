@@ -40,7 +40,6 @@ class Solved:
         rounded: whether the costs had to be rounded down for it.
         size: the number of variables and constraints.
         makespan: the price of its order; None if it has none that ends within the cap.
-        proven: whether the best known order's price is the bound.
     """
 
     rows: Rows | None
@@ -49,7 +48,6 @@ class Solved:
     seconds: float
     size: tuple[int, int]
     makespan: Any = None
-    proven: bool = False
 
 
 def solve(problem: Problem, hint: Rows, seconds: float, workers: int = 2, bound: Any = 0) -> Solved:

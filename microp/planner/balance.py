@@ -25,7 +25,7 @@ from microp import trace
 from microp.job import Workload
 from microp.planner.prices import Prices
 from microp.schedule import Partition, uniform
-from microp.simulator import PER_STAGE, Costs, LayerMemory, Ranks, simulate, step_times
+from microp.simulator import PER_STAGE, Costs, Ranks, simulate, step_times
 
 MOST = 5_000  # partitions that are simulated at once
 EFFORT = 1_000_000  # their actions
@@ -43,16 +43,14 @@ class Task:
     Attributes:
         base: what is run; the layers of its stages are not known yet.
         prices: the times of actions for any partition.
-        memory: the memory of each layer; None if no rank's memory is limited.
-        cap: the bytes of memory that each rank has.
-        batch: as in `Ranks`.
+        ranks: their memory, of which equally fast partitions should take little; None: it does not count.
+        cap: the bytes of memory that each rank has; None: no limit.
     """
 
     base: Workload
     prices: Prices
-    memory: Sequence[LayerMemory] | None = None
+    ranks: Ranks | None = None
     cap: float | None = None
-    batch: tuple[float, float] = (0, 0)
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers, which every copy of the model has."""
@@ -65,18 +63,12 @@ class Task:
         sums = trace.reductions(schedule, spans, costs.reduction) if costs.reduction else []
         return float(trace.ends_at(spans, sums) if sums else trace.makespan(spans))
 
-    def ranks(self) -> Ranks | None:
-        """Return the memory of the ranks, or None if it is not limited."""
-        if self.memory is None or self.cap is None:
-            return None
-        return Ranks(self.base, self.memory, self.batch)
-
     def partition(self, layers: int) -> Partition:
         """Return the partition of `layers` that makes the step as short as possible, see `microp.schedule.balanced`.
 
         Where none that was tried fits into the memory it is the uniform one, which is refused with what would fit.
         """
-        return Partition(refined(self, layers, self.ranks()) or uniform(layers, self.base.schedule.depth).sizes)
+        return Partition(refined(self, layers) or uniform(layers, self.base.schedule.depth).sizes)
 
 
 class Steps:
@@ -111,17 +103,14 @@ def _names(costs: Costs) -> list[str]:
     return [name for name in PER_STAGE if name != "boundary" and getattr(costs, name)] + ["latency"]
 
 
-def refined(task: Task, layers: int, ranks: Ranks | None) -> Sizes | None:
+def refined(task: Task, layers: int) -> Sizes | None:
     """Return the sizes with the shortest step among those that fit into the memory, or None if none was found.
 
     It is the shortest of all partitions if there are at most `MOST`, with at most `EFFORT` actions. Else it is the
     shortest that moves of layers lead to, from the uniform partition, which wins ties, and a level one: the `WIDTH`
     best partitions are kept, and all moves of these are tried.
-
-    Args:
-        ranks: their memory, of which equally fast partitions should take little; None: it does not count.
     """
-    cap, stages = task.cap, task.base.schedule.depth
+    ranks, cap, stages = task.ranks, task.cap, task.base.schedule.depth
     even = uniform(layers, stages).sizes
     begin = [even, level(task, even)]
     most = min(MOST, max(1, EFFORT // sum(map(len, task.base.schedule.ranks))))

@@ -53,7 +53,7 @@ def check(problem: Problem) -> None:
     known = [(found, found.bounds.best, found.proven)]
     if find_spec("ortools") is not None:
         better, solved = with_solver(problem, found, seconds=20)
-        known.append((better, solved.bound, solved.proven))
+        known.append((better, solved.bound, better.proven))
     for each, bound, proven in known:
         assert makespan(simulate(validate(each.schedule, cap), costs)) == each.makespan
         assert bound <= each.makespan * (1 + 1e-9)

@@ -11,7 +11,7 @@ from microp.job import Workload
 from microp.planner import NominalPrices, Task
 from microp.schedule import balanced, builders, uniform
 from microp.settings import NEVER, Checkpointing, DeviceSettings, EmulatedSettings
-from microp.simulator import LayerMemory, LayerTimes, Size
+from microp.simulator import LayerMemory, LayerTimes, Ranks, Size
 from microp.system import GIB
 
 UNITS = NominalPrices(DeviceSettings("cpu", 1))
@@ -19,8 +19,9 @@ ORDERS = [builders.gpipe(4, 8), builders.one_f_one_b(4, 8), builders.zb_h1(4, 8)
 ORDERS += [builders.zb_v(2, 8), builders.interleaved(2, 8, 3)]
 
 
-def task_of(schedule, prices, checkpointing=NEVER, rows=1, **limits) -> Task:
-    return Task(Workload(schedule, (), (rows,) * schedule.chunks, checkpointing), prices, **limits)
+def task_of(schedule, prices, checkpointing=NEVER, rows=1, memory=None, cap=None) -> Task:
+    workload = Workload(schedule, (), (rows,) * schedule.chunks, checkpointing)
+    return Task(workload, prices, Ranks(workload, memory) if memory else None, cap)
 
 
 @pytest.mark.parametrize("schedule", ORDERS, ids=lambda each: f"{each.name} {each.stages}")
@@ -99,7 +100,7 @@ def test_the_first_stage_of_1f1b_gets_fewer_layers_if_memory_is_short():
     tight = task_of(schedule, UNITS, rows=10, memory=MEMORY, cap=22_000)
     sizes = balanced(12, 4, tight).sizes
     assert sizes == (2, 3, 3, 4)
-    assert max(tight.ranks().peaks(sizes)) <= 22_000 < max(tight.ranks().peaks((3, 3, 3, 3)))
+    assert max(tight.ranks.peaks(sizes)) <= 22_000 < max(tight.ranks.peaks((3, 3, 3, 3)))
     nothing = task_of(schedule, UNITS, rows=10, memory=MEMORY, cap=0.00001 * GIB)
     assert balanced(12, 4, nothing).sizes == (3, 3, 3, 3)  # a run of it is refused with what would fit
 
