@@ -22,7 +22,7 @@ from microp.orders.bounds import Bounds, lower_bounds
 from microp.orders.improve import improve, joined
 from microp.orders.pairing import paired
 from microp.orders.problem import Problem, Rows, makespan_of
-from microp.orders.rules import build, rules
+from microp.orders.rules import by_rules
 from microp.orders.solver import Solved, solve
 from microp.schedule import Schedule, builders
 from microp.simulator import simulate
@@ -70,15 +70,15 @@ def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 
     named, refused = named_schedules(problem)
     orders: list[tuple[Any, str, Rows]] = []
 
-    def add(method: str, rows: Rows | None) -> None:
-        if rows is not None and all(map(problem.fits, rows)) and (time := makespan_of(problem, rows)) is not None:
+    def add(method: str, rows: Rows) -> None:
+        if all(map(problem.fits, rows)) and (time := makespan_of(problem, rows)) is not None:
             orders.append((time, method, rows))
 
     # 1. named schedules and priority rules
     for schedule in named:
         add("named", problem.normal(problem.rows_of(schedule)))
-    for rule in rules(problem):
-        add("rules", build(problem, rule))
+    for rows in by_rules(problem):
+        add("rules", rows)
     _sort(problem, orders)
     # 2. small moves
     random = Random(seed)
