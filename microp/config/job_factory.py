@@ -227,11 +227,10 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
 def _task_of(config: Config, schedule: Schedule) -> Task:
     """Return what the partition is for, or raise ValueError if a model whose memory counts cannot be measured."""
     workload, cap = asked_workload(config, schedule), memory_cap(config)
-    rows, ranks = sum(workload.rows), None
+    ranks, split = None, bool(schedule.input_gradients)
     if cap is not None:
-        mean, split = rows / len(workload.rows), bool(schedule.input_gradients)
-        memory = layer_memory(config.model, mean, split, config.computing, schedule.slices)
-        ranks = Ranks(workload, memory, config.model.batch_bytes(rows))
+        memory = layer_memory(config.model, workload.mean_rows, split, config.computing, schedule.slices)
+        ranks = Ranks(workload, memory, config.model.batch_bytes(sum(workload.rows)))
     return Task(workload, prices_of(config), ranks, cap)
 
 

@@ -37,6 +37,11 @@ class Workload(NamedTuple):
     states: int = ADAM.states  # the tensors of a weight's size that the optimizer keeps for each weight
     holds: Holds = HOLDS_NOTHING  # what transport and sums hold of the device's memory
 
+    @property
+    def mean_rows(self) -> float:
+        """The mean number of rows of a microbatch."""
+        return sum(self.rows) / len(self.rows)
+
 
 def workload_of(asked: Any, schedule: Schedule, sizes: Sequence[int], backend: str, replica: int = 0) -> Workload:
     """Return what one replica runs, by default the first one, which has most rows.

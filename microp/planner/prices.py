@@ -100,7 +100,7 @@ class NominalPrices(Prices):
         costs = replace(costs, **floats)  # Fractions are slow to add up
         if self.is_known:
             return costs
-        rows = _mean(workload.rows)
+        rows = workload.mean_rows
         times = (tuple(rows * time for time in each) for each in (costs.forward, costs.backward, costs.weight))
         forward, backward, weight = times
         checkpointing = workload.checkpointing
@@ -144,7 +144,7 @@ class EstimatedPrices(Prices):
             )
 
     def costs(self, workload: Workload) -> Costs:
-        schedule, rows, link = workload.schedule, _mean(workload.rows), getattr(self._device, "link_gb_per_s", None)
+        schedule, rows, link = workload.schedule, workload.mean_rows, getattr(self._device, "link_gb_per_s", None)
         boundary = self._entering(min(1, self._model.layers - 1), rows) if link else 0.0
         costs = costs_of(
             self._layers(rows) * schedule.copies,
@@ -158,7 +158,7 @@ class EstimatedPrices(Prices):
         return slowed(costs, self._device, schedule)
 
     def weights(self, workload: Workload) -> Sequence[float]:
-        return [times.forward + times.full for times in self._layers(_mean(workload.rows))]
+        return [times.forward + times.full for times in self._layers(workload.mean_rows)]
 
     def _layers(self, rows: float) -> list[LayerTimes]:
         """Return the times of each layer for a microbatch."""
@@ -212,10 +212,6 @@ class ProfilePrices(Prices):
         return forecast(self._profile, self.kinds, workload, self._backend, batch, replicas, own)
 
     def weights(self, workload: Workload) -> Sequence[float]:
-        rows = _mean(workload.rows)
+        rows = workload.mean_rows
         known = {kind: self._profile.layer_times(kind, rows, {}) for kind in set(self.kinds)}
         return [known[kind].forward + known[kind].full for kind in self.kinds]
-
-
-def _mean(rows: Sequence[int]) -> float:
-    return sum(rows) / len(rows)
