@@ -13,6 +13,7 @@ This is measured for each transport, and for torch.distributed.pipelining over g
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -47,8 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=count, default=100, help="measured steps (default: 100)")
     options = parser.parse_args(arguments)
     print(f"{'':14}{f'per action, M={MANY}':>20}{'one microbatch there and back':>32}")
-    for row in transports(options.steps):
-        print(f"{row['transport']:14}{row['per action']:17.1f} µs{row['there and back']:29.0f} µs")
+    for name, per_action, there_and_back in transports(options.steps):
+        print(f"{name:14}{per_action:17.1f} µs{there_and_back:29.0f} µs")
     print(f"two ranks, GPipe, tensors of {prod(SHAPE) * 4:,} bytes, medians of {options.steps} steps")
     return 0
 
@@ -83,15 +84,12 @@ def on_a_rank(steps: int, _job: Job, comms: Comms, _local: int, _at: Path) -> di
     return {engine: [measure(engine, chunks, steps, comms) for chunks in (1, MANY)] for engine in engines}
 
 
-def transports(steps: int) -> list[dict[str, Any]]:
-    """Return one row per transport and one for torch, with times in microseconds."""
-    rows = []
+def transports(steps: int) -> Iterator[tuple[str, float, float]]:
+    """Yield each transport, and torch, with the times per action and of one microbatch there and back, in µs."""
     for backend in ("shm", "tcp", "gloo"):
         job = replace(JOB, schedule=gpipe(2, 2), backend=backend)
         with tempfile.TemporaryDirectory() as folder:
             ranks = launch_ranks(job, Path(folder), 5, partial(on_a_rank, steps))
         for engine in ranks[0]:
             one, many = (max(ranks[rank][engine][which] for rank in ranks) for which in (0, 1))
-            name = backend if engine == "microp" else "torch (gloo)"
-            rows.append({"transport": name, "per action": many / (2 * MANY), "there and back": one})
-    return rows
+            yield backend if engine == "microp" else "torch (gloo)", many / (2 * MANY), one

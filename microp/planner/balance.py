@@ -112,7 +112,6 @@ def refined(task: Task, layers: int) -> Sizes | None:
     """
     ranks, cap, stages = task.ranks, task.cap, task.base.schedule.depth
     even = uniform(layers, stages).sizes
-    begin = [even, level(task, even)]
     most = min(MOST, max(1, EFFORT // sum(map(len, task.base.schedule.ranks))))
     steps, times = Steps(task, layers), dict[Sizes, float]()
 
@@ -134,8 +133,9 @@ def refined(task: Task, layers: int) -> Sizes | None:
         return fitting or sorted(ordered, key=excess)[:WIDTH]
 
     if comb(layers - 1, stages - 1) <= most:
-        beam = best_with([*begin, *every_partition(layers, stages)])
+        beam = best_with([even, *every_partition(layers, stages)])
     else:
+        begin = [even, level(task, even)]
         beam, before = best_with(chain(begin, *map(_moves, begin))), list[Sizes]()
         while beam != before:
             before, beam = beam, best_with(chain.from_iterable(zip_longest(*map(_moves, beam), fillvalue=beam[0])))
