@@ -185,11 +185,13 @@ def level(task: Task, even: Sizes) -> Sizes:
     sums = np.concatenate([[0.0], np.cumsum(task.prices.weights(workload))])
     took = np.bincount(spans.stage, (spans.end - spans.start).astype(float))[: len(even)]
     weighed = np.diff(sums[np.cumsum((0, *even))])
-    rates = took / np.where(weighed, weighed, 1) / (took.mean() or 1)
+    mean = np.full(len(even), took.sum() / (sums[-1] or 1.0))  # of a stage without weight
+    rates = np.divide(took, weighed, out=mean, where=weighed > 0) / (took.mean() or 1.0)
     none = np.tri(len(sums), dtype=bool)  # (first layer, end) without a layer
     best, firsts = np.where(np.arange(len(sums)), np.inf, 0.0), []
     for rate in rates:
-        times = np.where(none, np.inf, rate * (sums[None, :] - sums[:, None])) ** POWER
+        with np.errstate(over="ignore"):  # of a stage that is far too long
+            times = np.where(none, np.inf, rate * (sums[None, :] - sums[:, None])) ** POWER
         firsts.append(np.argmin(best[:, None] + times, axis=0))
         best = np.min(best[:, None] + times, axis=0)
     edges = [len(sums) - 1]

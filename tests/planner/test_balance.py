@@ -85,6 +85,8 @@ def test_a_slow_rank_gets_fewer_layers_and_an_emulated_stage_of_any_size_is_the_
     assert balanced(14, 4, task).sizes == (4, 4, 2, 4)
     task = task_of(builders.one_f_one_b(4, 8), of_layers([1.0] * 15 + [4.0]))  # a heavy head
     assert balanced(16, 4, task).sizes == (5, 5, 5, 1)
+    task = task_of(builders.gpipe(16, 8), of_layers([0.0] * 60 + [1.0] * 4))  # most layers take no time at all
+    assert balanced(64, 16, task).sizes[-3:] == (1, 1, 1)
     per_stage = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.0, None, [])
     assert balanced(14, 4, task_of(builders.gpipe(4, 8), NominalPrices(per_stage))) == uniform(14, 4)
 
