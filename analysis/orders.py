@@ -17,7 +17,7 @@ import pandas as pd
 from analysis import plot
 from analysis.command import command_parser, read_report, save
 from analysis.exhibit import Exhibit
-from microp.orders import Problem, lower_bounds, pairs, search, with_solver
+from microp.orders import Problem, lower_bounds, search, with_solver
 from microp.simulator import Costs
 from microp.system import run_command
 
@@ -61,7 +61,7 @@ def case(seed: int, seconds: float, solver_seconds: float) -> dict[str, Any]:
     random, stages = Random(seed), ranks * loops
     forward, backward, weight = (tuple(random.randint(5, 15) for _ in range(stages)) for _ in range(3))
     costs = Costs(forward, backward, weight, latency=1)
-    problem = Problem(tuple(stage % ranks for stage in range(stages)), chunks, costs, pairs(stages, cap))
+    problem = Problem(tuple(stage % ranks for stage in range(stages)), chunks, costs, cap)
     found = search(problem, seconds)
     name = min(found.named, key=lambda each: found.named[each], default=None)
     bounds = lower_bounds(problem)

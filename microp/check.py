@@ -1,7 +1,5 @@
 """`python -m microp.check`: checks in under a minute that microp works here and that its mathematics is right."""
 
-from __future__ import annotations
-
 from microp.commands import self_checks
 from microp.system import run_command
 

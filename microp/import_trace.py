@@ -1,7 +1,5 @@
 """`python -m microp.import_trace`: read the trace of another program's pipeline as a run."""
 
-from __future__ import annotations
-
 from microp.commands import importing
 from microp.system import run_command
 

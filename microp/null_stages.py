@@ -1,7 +1,5 @@
 """`python -m microp.null_stages`: measures the time of the harness itself, with stages that do nothing."""
 
-from __future__ import annotations
-
 from microp.commands import overheads
 from microp.system import run_command
 

@@ -1,7 +1,5 @@
 """`python -m microp.order`: search for an order under a memory cap, and write it as a schedule file."""
 
-from __future__ import annotations
-
 from microp.commands import ordering
 from microp.system import run_command
 

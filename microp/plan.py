@@ -1,7 +1,5 @@
 """`python -m microp.plan`: search the fastest plans within the ranks' memory. Options: `--help`."""
 
-from __future__ import annotations
-
 from microp.commands import planning
 from microp.system import run_command
 

@@ -1,7 +1,5 @@
 """`python -m microp.profile`: measure the times of a model's layers, for predictions. Options: `--help`."""
 
-from __future__ import annotations
-
 from microp.commands import profiling
 from microp.system import run_command
 

@@ -1,7 +1,5 @@
 """`python -m microp.runs`: lists recorded runs, newest first; compares or deletes them."""
 
-from __future__ import annotations
-
 from microp.system import run_command
 from microp.terminal import run_list
 

@@ -1,7 +1,5 @@
 """`python -m microp.simulate`: price a schedule and draw it. Options: `--help`."""
 
-from __future__ import annotations
-
 from microp.commands import pricing
 from microp.system import run_command
 

@@ -46,9 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--names", type=Path, metavar="YAML", help="what the ranges of this trace are called")
     add("--replay", action="store_true", help="simulate the step with its own times, and draw both")
     add("--what-if", nargs="+", metavar="KEY=VALUE", help="another order, in words of microp.simulate")
-    add("--layers", type=lambda text: list(map(_count, text.split(","))), help="per stage, as 4,4,5,3")
+    add("--layers", type=lambda text: list(map(count, text.split(","))), help="per stage, as 4,4,5,3")
     add("--profile", type=Path, metavar="YAML", help="write a profile, for device=FILE")
-    add("--rows", type=_count, default=1, help="of a microbatch, for the profile (default: 1)")
+    add("--rows", type=count, default=1, help="of a microbatch, for the profile (default: 1)")
     add("--csv", type=Path, help="write the order, or that of --what-if, for torchtitan")
     try:
         _import(parser.parse_intermixed_args(arguments))
@@ -58,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Return the number from 1 that a word of the command line is."""
     if not text.isdecimal() or not 0 < int(text) < 1_000_000:
         raise argparse.ArgumentTypeError(f"{text}: give numbers from 1")
     return int(text)

@@ -33,7 +33,7 @@ from microp.config import (
     run_of,
     with_order,
 )
-from microp.orders import Found, Problem, Solved, named_schedules, pairs, search, with_solver
+from microp.orders import Found, Problem, Solved, named_schedules, search, with_solver
 from microp.points import Point, PointsCallback, run_app, used_words
 from microp.schedule import Action, Op, Schedule, to_text, validate
 from microp.settings import EstimateSettings, broken_rules, not_writable, quoted
@@ -70,9 +70,8 @@ class OrderCallback(PointsCallback):
             )
         placement = tuple(schedule.placement[stage] for stage in range(schedule.stages))
         costs = with_order(config, _divided(schedule)).costs
-        memory = pairs(schedule.stages, config.activation_limit)
         try:
-            return Problem(placement, schedule.chunks, costs, memory, schedule.slices, schedule.copies)
+            return Problem(placement, schedule.chunks, costs, config.activation_limit, schedule.slices, schedule.copies)
         except ValueError as error:
             raise ConfigError([f"activation_limit={config.activation_limit}: {error}"]) from error
 
@@ -184,7 +183,7 @@ def _figures(problem: Problem, found: Found, solved: Solved | None) -> dict[str,
         "ranks": problem.ranks,
         "chunks": problem.chunks,
         "stages": problem.stages,
-        "cap": problem.memory.cap,
+        "cap": problem.cap,
         "makespan": float(found.makespan),
         "method": found.method,
         "seconds": found.seconds,

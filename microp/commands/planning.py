@@ -35,7 +35,6 @@ from microp.config import (
 )
 from microp.planner import (
     KNOBS,
-    ORDERS,
     POLICIES,
     Choice,
     Found,
@@ -101,11 +100,6 @@ def make_plan(config: PlanConfig) -> Plan:
     problems = broken_rules(config) + broken_rules(wanted, "search.")
     problems += config.model.problems() + config.device.problems() + profile_problems(config)
     problems += config.computing.problems(config.model.name, config.model.dtype)
-    problems += [
-        f"search.schedule={quoted(name)} is not one of {', '.join(ORDERS)}: use one of these"
-        for name in wanted.schedule
-        if name not in ORDERS
-    ]
     problems += [
         f"search.checkpointing={quoted(policy)} is not one of {', '.join(POLICIES)}, segments=2: use one of these"
         for policy in wanted.checkpointing

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
 from html import escape
-from numbers import Rational
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,7 +63,7 @@ class Price:
         self._unit = trace.Scale(1, "ms", " ms") if job.is_in_ms else trace.UNITS
         self.timeline: Simulated = simulate(job.schedule, job.costs)
         self.sums = trace.reductions(self.schedule, self.timeline, job.costs.reduction) if job.costs.reduction else []
-        self.figures: dict[str, Any] = _plain(self._figures(job))
+        self.figures: dict[str, Any] = json.loads(json.dumps(self._figures(job), default=_number))
 
     def __repr__(self) -> str:
         return f"<price of {self.schedule.name}: makespan {self.makespan:g}, bubble {self.bubble:.4f}>"
@@ -160,15 +159,9 @@ def _memory(job: PricingJob) -> list[float] | None:
         return None
 
 
-def _plain(value: Any) -> Any:
-    """Return the value in types that JSON has: whole numbers as integers, other exact numbers as floats."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if value is None or isinstance(value, str):
-        return value
-    return value.numerator if isinstance(value, Rational) and value.denominator == 1 else float(value)
+def _number(value: Fraction) -> int | float:
+    """Return an exact number as JSON has it: a whole one as an integer."""
+    return value.numerator if value.denominator == 1 else float(value)
 
 
 def main() -> None:

@@ -32,11 +32,11 @@ from microp.config.memory_advice import memory_cap, memory_problem
 from microp.config.prediction import asked_workload, layer_memory, prices_of, profile_command, times_of
 from microp.config.schema import Config
 from microp.job import Job, Snapshot, question_id, run_id
-from microp.planner import NoRoomError, Task
+from microp.planner import Task
 from microp.records import RecordError, changed_since, read_env, snapshots
-from microp.schedule import Action, Partition, Schedule, builders, of_sizes, to_text, uniform, validate
+from microp.schedule import Action, Partition, Schedule, builders, of_sizes, to_text, validate
 from microp.settings import EmulatedSettings, broken_rules
-from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
+from microp.simulator import Ranks, closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -212,10 +212,6 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
         partition = build("partition", config.partition, Partition, {"task": task}, **numbers)
     except _NoTaskError:
         return None
-    except ValueError as error:
-        if not isinstance(error.__cause__, NoRoomError):
-            raise
-        partition = uniform(config.model.layers, stages)  # `memory_advice` refuses it, and says what would fit
     if not tasks:
         return Chosen(partition)
     if tasks[0].prices.is_known:
@@ -231,14 +227,11 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
 def _task_of(config: Config, schedule: Schedule) -> Task:
     """Return what the partition is for, or raise ValueError if a model whose memory counts cannot be measured."""
     workload, cap = asked_workload(config, schedule), memory_cap(config)
-    rows = sum(workload.rows)
-    mean = rows / len(workload.rows)
-    memory = (
-        None
-        if cap is None
-        else layer_memory(config.model, mean, bool(schedule.input_gradients), config.computing, schedule.slices)
-    )
-    return Task(workload, prices_of(config), memory, cap, config.model.batch_bytes(rows))
+    ranks, split = None, bool(schedule.input_gradients)
+    if cap is not None:
+        memory = layer_memory(config.model, workload.mean_rows, split, config.computing, schedule.slices)
+        ranks = Ranks(workload, memory, config.model.batch_bytes(sum(workload.rows)))
+    return Task(workload, prices_of(config), ranks, cap)
 
 
 # --- the snapshot -----------------------------------------------------------------------------------

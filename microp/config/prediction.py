@@ -310,7 +310,7 @@ def _peaks(job: Job) -> list[float] | None:
 
 def order_peaks(model: ModelSettings, computing: Computing, workload: Workload, rows: int) -> list[float]:
     """Return each rank's peak in MiB, as the order gives it; `rows`: of the batch of a replica. Raises as below."""
-    schedule, mean = workload.schedule, sum(workload.rows) / len(workload.rows)
+    schedule, mean = workload.schedule, workload.mean_rows
     layers = layer_memory(model, mean, bool(schedule.input_gradients), computing, schedule.slices)
     return peak_memory_mib(workload, layers, model.batch_bytes(rows))
 

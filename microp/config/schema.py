@@ -23,6 +23,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from microp import settings
+from microp.planner import ORDERS
 from microp.settings import LOWERED, Checkpointing, Computing, Line, OneOf, Positive, Range
 from microp.system import CONF
 
@@ -155,7 +156,8 @@ class OrderConfig(SimulateConfig):
 class SpaceConfig:
     """What a plan chooses from: lists, of which it tries the product."""
 
-    schedule: list[str] = MISSING  # options of group schedule; by default all but naive and file
+    # options of group schedule; by default all but naive and file
+    schedule: Annotated[list[str], OneOf(*ORDERS)] = MISSING
     chunks: Annotated[list[int] | None, Range(1, MOST)] = MISSING  # numbers of microbatches, by default powers of two
     partition: Annotated[list[str], OneOf("uniform", "balanced")] = MISSING  # uniform, balanced or both
     checkpointing: list[str] = MISSING  # never, except_last, always, segments=2 and so on

@@ -21,6 +21,11 @@ class Workload(NamedTuple):
     states: int = settings.ADAM.states  # the tensors of a weight's size that the optimizer keeps for each weight
     holds: settings.Holds = settings.HOLDS_NOTHING  # what transport and sums hold of the device's memory
 
+    @property
+    def mean_rows(self) -> float:
+        """The mean number of rows of a microbatch."""
+        return sum(self.rows) / len(self.rows)
+
 
 def workload_of(asked: Any, schedule: Schedule, sizes: Sequence[int], backend: str, replica: int = 0) -> Workload:
     """Return what one replica runs, by default the first one, which has most rows.

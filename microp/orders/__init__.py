@@ -6,6 +6,6 @@
 """
 
 from microp.orders.bounds import Bounds, lower_bounds
-from microp.orders.problem import Memory, Problem, pairs
+from microp.orders.problem import Problem
 from microp.orders.search import Found, named_schedules, search, with_solver
 from microp.orders.solver import Solved, solve

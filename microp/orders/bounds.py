@@ -139,21 +139,18 @@ def _load(problem: Problem, timing: Timing, heads: list[Any], tails: list[Any], 
 
 
 def _memory(problem: Problem, heads: list[Any], shortest: list[Any], whole: bool) -> Any:
-    """Return the largest bound from what a microbatch holds, how long it does at least, and the cap."""
-    memory, stages = problem.memory, problem.stages
-    best = 0
-    for own in problem.held if memory.cap else ():
+    """Return the largest bound from how long a microbatch holds its place at least, and the cap.
+
+    It is rounded up if every makespan is a `whole` number.
+    """
+    stages, best = problem.stages, 0
+    if problem.cap is None:
+        return best
+    for own in problem.held:
         area = 0
         for stage in own:
             until_b = heads[stages + stage] - heads[stage] + shortest[stages + stage]  # from the start of F on
-            area += memory.kept[stage] * until_b + memory.pending[stage] * shortest[2 * stages + stage]
-        best = max(best, min(heads[stage] for stage in own) + _over(problem.units * area, memory.cap, whole))
+            area += until_b + shortest[2 * stages + stage]
+        quotient = (Fraction(area) if isinstance(area, Rational) else area) * problem.units / problem.cap
+        best = max(best, min(heads[stage] for stage in own) + (ceil(quotient) if whole else quotient))
     return best
-
-
-def _over(area: Any, cap: Any, whole: bool) -> Any:
-    """Return the quotient, rounded up if every makespan is a whole number."""
-    if not isinstance(area, Rational) or not isinstance(cap, Rational):
-        return area / cap
-    quotient = Fraction(area) / Fraction(cap)
-    return ceil(quotient) if whole else quotient

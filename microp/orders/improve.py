@@ -96,24 +96,19 @@ def _moved(
     if any(problem.joins) and random.random() < 0.1:
         rank = random.randrange(len(rows))
         return rank, _joined_or_divided(problem, rows[rank], random.randrange(len(rows[rank])))
-    if path and random.random() < 0.7:
-        rank, place = path[random.randrange(len(path))]
-        row = rows[rank]
-        if not _may_swap(problem, row[place - 1], row[place]):
-            return rank, None
-        return rank, [*row[: place - 1], row[place], row[place - 1], *row[place + 1 :]]
-    rank, place = path[random.randrange(len(path))] if path and random.random() < 0.5 else (NONE, 0)
-    if rank == NONE:
+    step, farthest = random.choice((-1, 1)), random.randint(1, 6)
+    if path and random.random() < 0.85:
+        rank, place = random.choice(path)
+        if random.random() < 0.8:  # mostly an action of the critical path changes places with the one before it
+            step, farthest = -1, 1
+    else:
         rank = random.randrange(len(rows))
         place = random.randrange(len(rows[rank]))
-    row = rows[rank]
-    number = row[place]
-    step = random.choice((-1, 1))
-    limit = random.randint(1, 6)
+    row, number = rows[rank], rows[rank][place]
     to = place
     while (
         0 <= to + step < len(row)
-        and abs(to - place) < limit
+        and abs(to - place) < farthest
         and _may_swap(problem, *((number, row[to + step]) if step > 0 else (row[to + step], number)))
     ):
         to += step

@@ -66,41 +66,13 @@ class Timing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a rank may hold, and what an action adds to it.
-
-    Attributes:
-        cap: the most that a rank may hold; None: no limit.
-        kept: per stage, what F keeps for I.
-        pending: per stage, what I keeps for W; at most what F kept.
-    """
-
-    cap: Any | None
-    kept: tuple[Any, ...]
-    pending: tuple[Any, ...]
-
-    def __post_init__(self) -> None:
-        for stage, (kept, pending) in enumerate(zip(self.kept, self.pending, strict=True)):
-            if pending > kept:
-                raise ValueError(
-                    f"stage {stage} would keep {pending:g} from B to W, which is more than the {kept:g} from F to B: "
-                    "give at most that"
-                )
-
-
-def pairs(stages: int, cap: int | None) -> Memory:
-    """Return a memory in which every (stage, microbatch) pair, or slice of it, counts 1 from its F to its W."""
-    return Memory(cap, (1,) * stages, (1,) * stages)
-
-
-@dataclass(frozen=True)
 class Problem:
     """Costs, a placement of stages on ranks, and a cap, for which an order is to be found.
 
     Attributes:
         placement: for each stage its rank.
         costs: per stage and hop.
-        memory: the cap, and what actions hold.
+        cap: the most (stage, microbatch) pairs, or slices of them, that a rank holds from their F to their W; or None.
         slices, copies: as in `Schedule`.
 
     Raises:
@@ -110,19 +82,18 @@ class Problem:
     placement: tuple[int, ...]
     chunks: int
     costs: Costs
-    memory: Memory
+    cap: int | None = None
     slices: int = 1
     copies: int = 1
 
     def __post_init__(self) -> None:
-        cap, kept = self.memory.cap, self.memory.kept
         copies = [range(first, first + self.depth) for first in range(0, self.stages, self.depth)]
-        needs = [max(sum(kept[s] for s in own if s in copy) for copy in copies) * self.slices for own in self.held]
-        if cap is not None and max(needs) > cap:
+        needs = [max(sum(s in copy for s in own) for copy in copies) * self.slices for own in self.held]
+        if self.cap is not None and max(needs) > self.cap:
             rank = needs.index(max(needs))
             raise ValueError(
-                f"no order holds so little: rank {rank} has to hold {max(needs):g}, one microbatch on each of its "
-                f"{len(self.held[rank]) // self.copies} stages: give {max(needs):g} or more"
+                f"no order holds so little: rank {rank} has to hold {max(needs)}, one microbatch on each of its "
+                f"{len(self.held[rank]) // self.copies} stages: give {max(needs)} or more"
             )
 
     @cached_property
@@ -260,15 +231,9 @@ class Problem:
         return found
 
     @cached_property
-    def changes(self) -> list[Any]:
-        """For each lane by how much its actions change what the rank holds."""
-        kept, pending = self.memory.kept, self.memory.pending
-        return [
-            *kept,
-            *(after - before for before, after in zip(kept, pending, strict=True)),
-            *(-each for each in pending),
-            *(-each for each in kept),
-        ]
+    def changes(self) -> list[int]:
+        """For each lane, that of B too, by how much its actions change what the rank holds."""
+        return [change for change in (1, 0, -1, -1) for _ in range(self.stages)]
 
     def schedule(self, rows: Iterable[Sequence[int]], name: str = "found") -> Schedule:
         """Return rows of numbers as a schedule."""
@@ -335,7 +300,7 @@ class Problem:
     def _of_kind(self) -> dict[int, list[int]]:
         return {kind: [unit for unit, own in enumerate(self.kinds) if own == kind] for kind in set(self.kinds)}
 
-    def peak(self, row: Sequence[int]) -> Any:
+    def peak(self, row: Sequence[int]) -> int:
         """Return the most that a rank holds while it runs a row."""
         held = peak = 0
         for number in row:
@@ -345,7 +310,7 @@ class Problem:
 
     def fits(self, row: Sequence[int]) -> bool:
         """Return whether a row keeps within the cap."""
-        return self.memory.cap is None or self.peak(row) <= self.memory.cap
+        return self.cap is None or self.peak(row) <= self.cap
 
     def keeps(self, schedule: Schedule) -> bool:
         """Return whether an order keeps within the cap."""
@@ -395,7 +360,7 @@ def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | No
     return None if waiting else ends
 
 
-def makespan_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | None = None) -> Any | None:
+def makespan_of(problem: Problem, rows: Sequence[Sequence[int]]) -> Any | None:
     """Return the time from 0 to the last end, or None if the rows deadlock."""
-    ends = ends_of(problem, rows, timing)
+    ends = ends_of(problem, rows)
     return None if ends is None else max(ends[row[-1]] for row in rows)

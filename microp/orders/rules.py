@@ -6,71 +6,55 @@
 
     delays of F, I, W    0 0 0   whatever can start first
                          1 0 2   a backward that arrives within one forward is waited for; W fills what is left
-    limit                how far forwards may run ahead of backwards, per stage or per rank
+    window               on how many microbatches a rank may work: how far its forwards may run ahead
 
 (A rank's decisions are taken in the order of time over all ranks, so that nothing that is unknown can arrive earlier.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from microp.orders.problem import NONE, Problem, Rows
 
 DELAYS = ((0, 0, 0), (0, 0, 1), (1, 0, 1), (1, 0, 4))
-LIMITS = (None, ("depth", 1.0), ("window", 2.0), ("window", 3.0), ("window", 4.0), ("window", 6.0))
+WINDOWS = (None, 1, 2, 3, 4, 6)
 
 
-class Rule(NamedTuple):
-    """A priority rule.
+def by_rules(problem: Problem) -> Iterator[Rows]:
+    """Yield the order of every rule, as far as the rule does not get stuck."""
+    for window, delays in product(WINDOWS, DELAYS):
+        if window is None or window * problem.slices < problem.units:
+            rows = _build(problem, delays, window)
+            if rows is not None:
+                yield rows
 
-    Attributes:
+
+def _build(problem: Problem, delays: Sequence[float], window: int | None) -> Rows | None:
+    """Return the order of a rule, or None if the rule gets stuck.
+
+    Args:
         delays: of F, I and W, in mean times of an action: how long another op is waited for.
-        limit: what limits the forwards: ("depth", x): those of a stage without a backward are at most x times the
-            stages from it to the last one; ("window", n): a rank works on at most n microbatches; None: the cap alone.
-        deep: whether of two forwards the one of the later stage comes first, else that of the older microbatch.
+        window: the most microbatches that a rank works on; None: the cap alone limits the forwards.
     """
-
-    delays: tuple[float, float, float]
-    limit: tuple[str, float] | None
-    deep: bool
-
-
-def rules(problem: Problem) -> Iterator[Rule]:
-    """Yield all rules that differ for this problem."""
-    for limit, delays, deep in product(LIMITS, DELAYS, (True, False)):
-        is_limit = limit is None or limit[0] == "depth" or limit[1] * problem.slices < problem.units
-        if is_limit and (deep or problem.stages > problem.ranks):
-            yield Rule(delays, limit, deep)
-
-
-def build(problem: Problem, rule: Rule) -> Rows | None:
-    """Return the order of a rule, or None if the rule gets stuck."""
     state, stages = State(problem), problem.stages
     unit = sum(problem.timing.takes[: problem.count]) / problem.count
-    delays = [unit * delay for delay in rule.delays]
-    most = [problem.units] * stages
+    delays = [unit * delay for delay in delays]
     last = [stages + own[0] for own in problem.held]  # for each rank the lane whose end frees a place in its window
-    if rule.limit is not None and rule.limit[0] == "depth":
-        deeper = [(problem.depth - stage % problem.depth) * rule.limit[1] for stage in range(stages)]
-        most = [max(1, round(more)) + problem.slices - 1 for more in deeper]
-    window = rule.limit[1] * problem.slices if rule.limit is not None and rule.limit[0] == "window" else problem.units
+    most = problem.units if window is None else window * problem.slices
 
     def best(rank: int) -> tuple[Any, Any, int, int] | None:
         """Return when the rank's preferred action could start, its score, its lane and the rank."""
         choice = None
         for lane in problem.lanes[rank]:
-            if lane < stages:
-                ahead = state.count[lane] - state.count[stages + lane]
-                if ahead >= most[lane] or state.count[lane] - state.count[last[rank]] >= window:
-                    continue
+            if lane < stages and state.count[lane] - state.count[last[rank]] >= most:
+                continue
             start = state.ready(problem, lane)
             if start is not None:
                 op, stage = divmod(lane, stages)
-                tie = -stage if rule.deep or op else state.count[lane] * stages + stage
-                score = (start + delays[op], (1, 0, 2)[op], tie)
+                score = (start + delays[op], (1, 0, 2)[op], -stage)
                 if choice is None or score < choice[1]:
                     choice = start, score, lane, rank
         return choice
@@ -107,7 +91,7 @@ class State:
         self.clock: list[Any] = [0] * problem.ranks
         self.count = [0] * len(problem.sources)
         self.arrived: list[list[Any]] = [[] for _ in problem.sources]
-        self.held: list[Any] = [0] * problem.ranks
+        self.held = [0] * problem.ranks
         self.rows: Rows = [[] for _ in range(problem.ranks)]
 
     def ready(self, problem: Problem, lane: int) -> Any | None:
@@ -119,7 +103,7 @@ class State:
         if lane >= stages:
             if self.count[lane - stages] <= (place if lane >= 2 * stages else problem.turn(lane, place)):
                 return None
-        elif problem.memory.cap is not None and not self._has_room(problem, lane):
+        elif not self._has_room(problem, lane):
             return None
         if problem.sources[lane] != NONE:
             if len(self.arrived[lane]) <= place:
@@ -128,14 +112,12 @@ class State:
         return start
 
     def _has_room(self, problem: Problem, stage: int) -> bool:
-        rank, kept = problem.placement[stage], problem.memory.kept
+        rank = problem.placement[stage]
         own, count, slices, depth = problem.held[rank], [*self.count], problem.slices, problem.depth
         oldest, copy = min((count[2 * problem.stages + each] // slices, each // depth) for each in own)
         count[stage] += 1
-        left = {each: max(0, (oldest + 1) * slices - count[each]) for each in own if each // depth == copy}
-        needed = sum(kept[each] * number for each, number in left.items())
-        room: bool = self.held[rank] + kept[stage] + needed <= problem.memory.cap
-        return room
+        needed = sum(max(0, (oldest + 1) * slices - count[each]) for each in own if each // depth == copy)
+        return problem.cap is None or self.held[rank] + 1 + needed <= problem.cap
 
     def run(self, problem: Problem, lane: int, start: Any) -> int:
         """Run the lane's next action, and return the lane that takes its tensor, or `NONE`."""

@@ -22,7 +22,7 @@ from microp.orders.bounds import Bounds, lower_bounds
 from microp.orders.improve import improve, joined
 from microp.orders.pairing import paired
 from microp.orders.problem import Problem, Rows, makespan_of
-from microp.orders.rules import build, rules
+from microp.orders.rules import by_rules
 from microp.orders.solver import Solved, solve
 from microp.schedule import Schedule, builders
 from microp.simulator import simulate
@@ -70,15 +70,17 @@ def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 
     named, refused = named_schedules(problem)
     orders: list[tuple[Any, str, Rows]] = []
 
-    def add(method: str, rows: Rows | None) -> None:
-        if rows is not None and all(map(problem.fits, rows)) and (time := makespan_of(problem, rows)) is not None:
+    def add(method: str, rows: Rows) -> None:
+        if all(map(problem.fits, rows)) and (time := makespan_of(problem, rows)) is not None:
             orders.append((time, method, rows))
 
+    # 1. named schedules and priority rules
     for schedule in named:
         add("named", problem.normal(problem.rows_of(schedule)))
-    for rule in rules(problem):
-        add("rules", build(problem, rule))
+    for rows in by_rules(problem):
+        add("rules", rows)
     _sort(problem, orders)
+    # 2. small moves
     random = Random(seed)
     for turn in range(STARTS):  # from different orders first, from the best of all at the end
         if bounds.prove(orders[0][0]):
@@ -88,7 +90,20 @@ def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 
         time, better = improve(problem, rows, random, moves // STARTS, share, bounds)
         if time < orders[0][0]:
             orders.insert(0, (time, "moves", better))
-    return _best(problem, named, refused, orders, bounds, began, until)
+    # 3. the best by simulation: a named one if none is faster; where pairs have a time, with pairs
+    times = {schedule.name: _priced(problem, schedule) for schedule in named}
+    found: list[tuple[Any, str, Schedule]] = [(times[schedule.name], "named", schedule) for schedule in named]
+    for _, method, rows in sorted(orders, key=lambda each: each[0])[:STARTS]:
+        schedule = problem.schedule(joined(problem, rows))
+        found.append((_priced(problem, schedule), method, schedule))
+    if problem.costs.pair:
+        limit = max(until, perf_counter() + PAIRING)
+        time, with_pairs = paired([each for _, _, each in found], problem.costs, limit, problem.keeps)
+        found.append((time, "moves", with_pairs))
+    time, method, schedule = min(found, key=lambda each: each[0])
+    if method == "named" and schedule not in named:  # divided, joined or relabelled
+        method = "moves"
+    return Found(schedule, time, method, None if problem.costs.pair else bounds, times, refused, perf_counter() - began)
 
 
 def _sort(problem: Problem, orders: list[tuple[Any, str, Rows]]) -> None:
@@ -136,33 +151,7 @@ def with_solver(problem: Problem, found: Found, seconds: float, workers: int = 2
         solved = replace(solved, makespan=_priced(problem, schedule))
         if solved.makespan < found.makespan:
             found = replace(found, schedule=schedule, makespan=solved.makespan, method="solver")
-    return found, replace(solved, proven=found.proven)
-
-
-def _best(
-    problem: Problem,
-    named: list[Schedule],
-    refused: dict[str, Any],
-    orders: list[tuple[Any, str, Rows]],
-    bounds: Bounds,
-    began: float,
-    until: float,
-) -> Found:
-    """Return the best order by simulation: a named one if none is faster; where pairs have a time, with pairs."""
-    times = {schedule.name: _priced(problem, schedule) for schedule in named}
-    found: list[tuple[Any, str, Schedule]] = [(times[schedule.name], "named", schedule) for schedule in named]
-    for _, method, rows in sorted(orders, key=lambda each: each[0])[:STARTS]:
-        schedule = problem.schedule(joined(problem, rows))
-        found.append((_priced(problem, schedule), method, schedule))
-    if problem.costs.pair:
-        limit = max(until, perf_counter() + PAIRING)
-        time, with_pairs = paired([each for _, _, each in found], problem.costs, limit, problem.keeps)
-        found.append((time, "moves", with_pairs))
-    time, method, schedule = min(found, key=lambda each: each[0])
-    if method == "named" and schedule not in named:  # divided, joined or relabelled
-        method = "moves"
-    known = None if problem.costs.pair else bounds
-    return Found(schedule, time, method, known, times, refused, perf_counter() - began)
+    return found, solved
 
 
 def _priced(problem: Problem, schedule: Schedule) -> Any:
@@ -174,7 +163,7 @@ def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:
     within, refused = [], {}
     for schedule in _with_placement(problem):
         peak = max(problem.peak(row) for row in problem.rows_of(schedule))
-        if problem.memory.cap is None or peak <= problem.memory.cap:
+        if problem.cap is None or peak <= problem.cap:
             within.append(schedule)
         else:
             refused[schedule.name] = peak

@@ -6,8 +6,7 @@
     start(F s,m) >= end(F s-1,m) + hop, and so on      the dependencies
     start(F s,m+1) >= end(F s,m), and so on            microbatches of a kind are alike, so each lane has them in order
     size(I) = full, no W   or   size(I) = b, a W       where a full backward takes less than I and W
-    [start F, end I] x (kept - pending) ┐
-    [start F, end W] x pending          ┴─ at most the cap at any time: one cumulative per rank
+    [start F, end W]  at most the cap of them at any time: one cumulative per rank
     one interval per message ── no overlap on a link   if messages queue
 
 Every order is a solution that ends no later than `simulate` says, so the solver's bound is one of that price. Times of
@@ -41,7 +40,6 @@ class Solved:
         rounded: whether the costs had to be rounded down for it.
         size: the number of variables and constraints.
         makespan: the price of its order; None if it has none that ends within the cap.
-        proven: whether the best known order's price is the bound.
     """
 
     rows: Rows | None
@@ -50,7 +48,6 @@ class Solved:
     seconds: float
     size: tuple[int, int]
     makespan: Any = None
-    proven: bool = False
 
 
 def solve(problem: Problem, hint: Rows, seconds: float, workers: int = 2, bound: Any = 0) -> Solved:
@@ -111,7 +108,7 @@ class _Model:
             self.model.add_no_overlap([self._busy(number) for number in numbers])
         if problem.link.queues:
             self._queue()
-        if problem.memory.cap is not None:
+        if problem.cap is not None:
             self._limit_memory()
 
     def minimize(self, hint: Rows, least: int) -> None:
@@ -221,27 +218,20 @@ class _Model:
             model.add_no_overlap(intervals)
 
     def _limit_memory(self) -> None:
-        """Add one cumulative per rank: what is held from F to I and from F to W never exceeds the cap."""
-        problem, model, memory, pairs = self._problem, self.model, self._problem.memory, self._pairs
-        scale = _unit_of([*memory.kept, *memory.pending])
+        """Add one cumulative per rank: what is held from F to W, or to the B in its place, never exceeds the cap."""
+        problem, model, pairs = self._problem, self.model, self._pairs
         for own in problem.held:
-            intervals, demands = [], []
-            for stage in own:
-                pending, rest = (
-                    round(_exact(each) / scale)
-                    for each in (memory.pending[stage], memory.kept[stage] - memory.pending[stage])
-                )
-                for first in range(stage * problem.units, (stage + 1) * problem.units):
-                    for last, demand in ((first + pairs, rest), (first + 2 * pairs, pending)):
-                        if demand:
-                            length, stop = (model.new_int_var(0, self._latest, "") for _ in range(2))
-                            there = self._is_there(last)
-                            model.add(stop == self._ends[last]).only_enforce_if(there)
-                            if there is not True:
-                                model.add(stop == self._ends[last - pairs]).only_enforce_if(there.negated())
-                            intervals.append(model.new_interval_var(self._begin[first], length, stop, ""))
-                            demands.append(demand)
-            model.add_cumulative(intervals, demands, floor(_exact(memory.cap) / scale))
+            intervals = []
+            for first in (
+                number for stage in own for number in range(stage * problem.units, (stage + 1) * problem.units)
+            ):
+                last, (length, stop) = first + 2 * pairs, (model.new_int_var(0, self._latest, "") for _ in range(2))
+                there = self._is_there(last)
+                model.add(stop == self._ends[last]).only_enforce_if(there)
+                if there is not True:
+                    model.add(stop == self._ends[last - pairs]).only_enforce_if(there.negated())
+                intervals.append(model.new_interval_var(self._begin[first], length, stop, ""))
+            model.add_cumulative(intervals, [1] * len(intervals), problem.cap)
 
 
 def _exact(value: Any) -> Fraction:

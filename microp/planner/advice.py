@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import inf
 
 from microp.planner.choices import ORDERS, Choice, Priced, Pricer, knobs_of
 from microp.schedule.builders import LOOPED, V_SHAPED
@@ -33,57 +32,20 @@ def fill_text(parts: Sequence[Part]) -> str:
 
 
 def changes(pricer: Pricer, now: Priced, cap: float) -> list[tuple[str, Priced]]:
-    """Return the cheapest changes with which every rank has at most `cap` bytes, as typed, with what they cost.
+    """Return the cheapest single changes with which every rank has at most `cap` bytes, as typed, with what they cost.
 
-    One change at a time; two together only if no single one is enough.
+    Of each kind of change the one with the shortest step; the shortest first.
     """
-    found = _priced(pricer, list(_single(pricer, now.choice)), cap) or _priced(pricer, _pairs(pricer, now.choice), cap)
-    return found[:MOST]
-
-
-def _pairs(pricer: Pricer, now: Choice) -> list[tuple[str, Choice]]:
-    return [
-        (f"{first} {second}", both)
-        for first, choice in _single(pricer, now)
-        for second, both in _single(pricer, choice)
-        if first.partition("=")[0] < second.partition("=")[0]
-    ]
-
-
-def _least(pricer: Pricer, now: Choice) -> tuple[str, float]:
-    """Return the pair of changes that needs least memory with the uniform partition, and its bytes."""
-    options = [*_single(pricer, now), *_pairs(pricer, now)]
-    peaks = [(_peak(pricer, choice), words) for words, choice in options if choice.partition != "balanced"]
-    peak, words = min(peaks)
-    return words, peak
-
-
-def _peak(pricer: Pricer, choice: Choice) -> float:
-    """Return the bytes of the fullest rank, which is known without a price; infinite if the choice does not exist."""
-    schedule = pricer.schedule(choice)
-    ranks = pricer.ranks(choice, schedule) if schedule is not None else None
-    if schedule is None or ranks is None:
-        return inf
-    task = pricer.task(choice, schedule)
-    sizes = pricer.sizes(choice, task)
-    return inf if sizes is None else max(ranks.peaks(task.workload(sizes).layers))
-
-
-def _priced(pricer: Pricer, options: Sequence[tuple[str, Choice]], cap: float) -> list[tuple[str, Priced]]:
-    """Return those of the options that fit, the fastest of each kind of change, the fastest first."""
     fitting = []
-    for words, choice in options:
-        if choice.partition == "balanced":
-            priced = pricer.price(choice, cap) if len(options) < 100 else None
-        else:
-            priced = pricer.price(choice) if _peak(pricer, choice) <= cap else None
+    for words, choice in _single(pricer, now.choice):
+        priced = pricer.price(choice, cap)
         if priced is not None and priced.peak <= cap:
             fitting.append((words, priced))
     fitting.sort(key=lambda each: (each[1].step, each[1].peak))
     kinds: dict[str, tuple[str, Priced]] = {}
     for words, priced in fitting:
         kinds.setdefault(" ".join(word.partition("=")[0] for word in words.split()), (words, priced))
-    return list(kinds.values())
+    return list(kinds.values())[:MOST]
 
 
 def _single(pricer: Pricer, now: Choice) -> Iterator[tuple[str, Choice]]:
@@ -114,10 +76,9 @@ def advice(pricer: Pricer, now: Priced, cap: float) -> str:
     """Return the changes that fit as one phrase, each with its memory and its price in time."""
     found = changes(pricer, now, cap)
     if not found:
-        words, peak = _least(pricer, now.choice)
         return (
-            "use more ranks, a smaller model or a smaller batch_size; no other change fits, "
-            f"and the one that needs least is {words} ({size_text(peak)})"
+            "use more ranks, a smaller model or a smaller batch_size; no other change alone is enough "
+            "(python -m microp.plan tries several together)"
         )
     return "use " + " or ".join(
         f"{words} ({size_text(plan.peak)}, step {100 * (plan.step / now.step - 1):+.0f} %)" for words, plan in found

@@ -2,8 +2,8 @@
 
 ::
 
-    Loads ── cut ──► sizes whose longest stage is shortest ─┐
-    uniform ───────────────────────────────────────────────┴─► the better one; move layers while the step gets shorter
+    layers' weights ── level ──► sizes whose stages take about as long ─┐
+    uniform ────────────────────────────────────────────────────────────┴─► move layers while the step gets shorter
 
 The load of the busiest rank is not the step: under 1F1B a heavy first stage costs less than a heavy last one. A move
 takes layers from one stage to another one. Several of the best partitions are moved on, not only the very best.
@@ -23,22 +23,17 @@ from numpy.typing import NDArray
 
 from microp import trace
 from microp.job import Workload
-from microp.planner.prices import Loads, Prices
+from microp.planner.prices import Prices
 from microp.schedule import Partition, uniform
-from microp.simulator import PER_STAGE, Costs, LayerMemory, Ranks, simulate, step_times
-from microp.system import GIB
+from microp.simulator import PER_STAGE, Costs, Ranks, simulate, step_times
 
 MOST = 5_000  # partitions that are simulated at once
 EFFORT = 1_000_000  # their actions
 WIDTH = 48  # partitions that are kept to go on from
 CLOSE = 1e-9  # relative: a smaller gain is none
-MOST_LAYERS = 1000  # the recurrence of `cut` takes a square of it
+POWER = 32  # of the stages' times, whose sum a level partition has least of: close to the longest of them
 Sizes = tuple[int, ...]
 Floats = NDArray[np.float64]
-
-
-class NoRoomError(ValueError):
-    """No partition fits into the memory of the ranks."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +43,18 @@ class Task:
     Attributes:
         base: what is run; the layers of its stages are not known yet.
         prices: the times of actions for any partition.
-        memory: the memory of each layer; None if no rank's memory is limited.
-        cap: the bytes of memory that each rank has.
-        batch: as in `Ranks`.
+        ranks: their memory, of which equally fast partitions should take little; None: it does not count.
+        cap: the bytes of memory that each rank has; None: no limit.
     """
 
     base: Workload
     prices: Prices
-    memory: Sequence[LayerMemory] | None = None
+    ranks: Ranks | None = None
     cap: float | None = None
-    batch: tuple[float, float] = (0, 0)
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers, which every copy of the model has."""
         return self.base._replace(layers=tuple(sizes) * self.base.schedule.copies)
-
-    def cut(self, even: Sequence[int]) -> Sizes:
-        """Return the sizes whose longest stage is shortest, of one copy of the model; `even`: any sizes."""
-        loads, depth = self.prices.loads(self.workload(even)), self.base.schedule.depth
-        return cut(replace(loads, scale=loads.scale[:depth], fixed=loads.fixed[:depth]))
 
     def step(self, sizes: Sequence[int]) -> float:
         """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
@@ -75,34 +63,12 @@ class Task:
         sums = trace.reductions(schedule, spans, costs.reduction) if costs.reduction else []
         return float(trace.ends_at(spans, sums) if sums else trace.makespan(spans))
 
-    def ranks(self) -> Ranks | None:
-        """Return the memory of the ranks, or None if it is not limited."""
-        if self.memory is None or self.cap is None:
-            return None
-        return Ranks(self.base, self.memory, self.batch)
-
-    def partition(self, layers: int, refine: bool) -> Partition:
+    def partition(self, layers: int) -> Partition:
         """Return the partition of `layers` that makes the step as short as possible, see `microp.schedule.balanced`.
 
-        Raises:
-            NoRoomError: no partition fits into the ranks' memory.
-            ValueError: there are too many layers.
+        Where none that was tried fits into the memory it is the uniform one, which is refused with what would fit.
         """
-        even = uniform(layers, self.base.schedule.depth).sizes
-        sizes: Sizes | None = self.cut(even)
-        assert sizes is not None
-        ranks, cap = self.ranks(), self.cap or 0
-        if refine or (ranks is not None and max(ranks.peaks(self.workload(sizes).layers)) > cap):
-            sizes = refined(self, [even, sizes], ranks)
-        if sizes is None:
-            assert ranks is not None, "without a cap every partition fits"
-            least = max(ranks.peaks(self.workload(even).layers)) / GIB
-            raise NoRoomError(
-                f"device.memory_gib={cap / GIB:g} is too little for any partition of {layers} layers into "
-                f"{len(even)} stages that was tried (the uniform one needs {least:.3g} GiB): use more chunks, "
-                "checkpointing=always or more ranks"
-            )
-        return Partition(sizes)
+        return Partition(refined(self, layers) or uniform(layers, self.base.schedule.depth).sizes)
 
 
 class Steps:
@@ -137,17 +103,15 @@ def _names(costs: Costs) -> list[str]:
     return [name for name in PER_STAGE if name != "boundary" and getattr(costs, name)] + ["latency"]
 
 
-def refined(task: Task, begin: Sequence[Sizes], ranks: Ranks | None) -> Sizes | None:
+def refined(task: Task, layers: int) -> Sizes | None:
     """Return the sizes with the shortest step among those that fit into the memory, or None if none was found.
 
     It is the shortest of all partitions if there are at most `MOST`, with at most `EFFORT` actions. Else it is the
-    shortest that moves of layers lead to: the `WIDTH` best partitions are kept, and all moves of these are tried.
-
-    Args:
-        begin: the partitions from which the search begins, of which the first one wins ties.
-        ranks: their memory, of which equally fast partitions should take little; None: it does not count.
+    shortest that moves of layers lead to, from the uniform partition, which wins ties, and a level one: the `WIDTH`
+    best partitions are kept, and all moves of these are tried.
     """
-    cap, layers, stages = task.cap, sum(begin[0]), len(begin[0])
+    ranks, cap, stages = task.ranks, task.cap, task.base.schedule.depth
+    even = uniform(layers, stages).sizes
     most = min(MOST, max(1, EFFORT // sum(map(len, task.base.schedule.ranks))))
     steps, times = Steps(task, layers), dict[Sizes, float]()
 
@@ -169,8 +133,9 @@ def refined(task: Task, begin: Sequence[Sizes], ranks: Ranks | None) -> Sizes | 
         return fitting or sorted(ordered, key=excess)[:WIDTH]
 
     if comb(layers - 1, stages - 1) <= most:
-        beam = best_with([*begin, *every_partition(layers, stages)])
+        beam = best_with([even, *every_partition(layers, stages)])
     else:
+        begin = [even, level(task, even)]
         beam, before = best_with(chain(begin, *map(_moves, begin))), list[Sizes]()
         while beam != before:
             before, beam = beam, best_with(chain.from_iterable(zip_longest(*map(_moves, beam), fillvalue=beam[0])))
@@ -203,54 +168,33 @@ def _moves(sizes: Sizes) -> Iterator[Sizes]:
         count *= 2
 
 
-def cut(loads: Loads) -> tuple[int, ...]:
-    """Return the sizes with which the largest load of a stage is as small as possible, exactly.
+def level(task: Task, even: Sizes) -> Sizes:
+    """Return the sizes whose stages take about as long, of one copy of the model; the search by simulation begins here.
 
     ::
 
         layers       3   1   1   2   1   4          K = 3
-        cuts         3   1 │ 1   2   1 │ 4          loads 4, 4, 4: no other cut has a smaller maximum
+        sizes        3   1 │ 1   2   1 │ 4          stages of 4, 4, 4
 
-        D[s][j] = min over i of max(D[s-1][i], load of stage s with layers i to j-1)       O(K n²)
+        D[s][j] = min over i of D[s-1][i] + (time of stage s with layers i to j-1) ** POWER      O(K n²)
 
-    Between cuts with the same maximum the one with the most even loads is taken, and then the one with heavier early
-    stages, which cost less under 1F1B. Where a rank holds several stages, the search by simulation begins here.
-
-    Raises:
-        ValueError: there are more stages than layers, or more than `MOST_LAYERS` layers.
+    A stage's time is that of its layers by their weights, in the proportion that it has in the uniform partition.
     """
-    layers, stages = len(loads.layers), len(loads.scale)
-    if layers > MOST_LAYERS:
-        raise ValueError(f"{layers} layers are too many for an exact cut: use at most {MOST_LAYERS}")
-    if stages > layers:
-        raise ValueError(f"{stages} stages are more than {layers} layers: use at most {layers}")
-    sums = np.concatenate([[0.0], np.cumsum(loads.layers)])
-    tables = []  # per stage its load for every (first, end); infinite where it has no layer
-    for scale, fixed in zip(loads.scale, loads.fixed, strict=True):
-        table = scale * (sums[None, :] - sums[:, None]) + fixed
-        table[np.tril_indices(layers + 1)] = np.inf
-        tables.append(table)
-    edges = _solve(tables, np.maximum)
-    largest = max(table[edge] for table, edge in zip(tables, pairwise(edges), strict=True))
-    edges = _solve([np.where(table <= largest, table**2, np.inf) for table in tables], np.add)
-    return tuple(end - first for first, end in pairwise(edges))
-
-
-def _solve(tables: Sequence[Floats], joined: np.ufunc) -> list[int]:
-    """Return the edges of the stages for which the joined loads are smallest.
-
-    The recurrence of `cut`, with `joined` in the place of max; between equal ways the last stages get
-    as few layers as possible.
-    """
-    best = np.full(len(tables[0]), np.inf)
-    best[0] = 0.0
-    choices = []
-    for table in tables:
-        values = joined(best[:, None], table)
-        chosen = len(values) - 1 - np.argmin(values[::-1], axis=0)  # the last of equal ones
-        best = values[chosen, np.arange(len(values))]
-        choices.append(chosen)
-    edges = [len(best) - 1]
-    for chosen in reversed(choices):
-        edges.append(int(chosen[edges[-1]]))
-    return edges[::-1]
+    workload = task.workload(even)
+    spans = simulate(workload.schedule, task.prices.costs(workload))
+    sums = np.concatenate([[0.0], np.cumsum(task.prices.weights(workload))])
+    took = np.bincount(spans.stage, (spans.end - spans.start).astype(float))[: len(even)]
+    weighed = np.diff(sums[np.cumsum((0, *even))])
+    mean = np.full(len(even), took.sum() / (sums[-1] or 1.0))  # of a stage without weight
+    rates = np.divide(took, weighed, out=mean, where=weighed > 0) / (took.mean() or 1.0)
+    none = np.tri(len(sums), dtype=bool)  # (first layer, end) without a layer
+    best, firsts = np.where(np.arange(len(sums)), np.inf, 0.0), []
+    for rate in rates:
+        with np.errstate(over="ignore"):  # of a stage that is far too long
+            times = np.where(none, np.inf, rate * (sums[None, :] - sums[:, None])) ** POWER
+        firsts.append(np.argmin(best[:, None] + times, axis=0))
+        best = np.min(best[:, None] + times, axis=0)
+    edges = [len(sums) - 1]
+    for first in reversed(firsts):
+        edges.append(int(first[edges[-1]]))
+    return tuple(end - first for first, end in pairwise(reversed(edges)))

@@ -181,27 +181,21 @@ class Pricer:
         self._counts[key] = ranks.counts
         return ranks
 
-    def sizes(self, choice: Choice, task: Task, cap: float | None = None) -> tuple[int, ...] | None:
-        """Return the layers of each stage, or None if there is no such partition.
+    def price(self, choice: Choice, cap: float | None = None) -> Priced | None:
+        """Return what a choice costs by its simulated actions, or None if it does not exist.
 
         Args:
             cap: the bytes of each rank, which a balanced partition keeps to.
         """
-        if choice.partition == "given":
-            return self._given if len(self._given) == task.base.schedule.depth else None
-        even = uniform(self.subject.layers, task.base.schedule.depth).sizes
-        if choice.partition == "uniform":
-            return even
-        begin = [even, task.cut(even)]
-        return refined(replace(task, cap=cap), begin, self.ranks(choice, task.base.schedule))
-
-    def price(self, choice: Choice, cap: float | None = None) -> Priced | None:
-        """Return what a choice costs by its simulated actions, or None if it does not exist; arguments as `sizes`."""
         schedule = self.schedule(choice)
         if schedule is None:
             return None
-        task = self.task(choice, schedule)
-        sizes, ranks = self.sizes(choice, task, cap), self.ranks(choice, schedule)
+        task, ranks = self.task(choice, schedule), self.ranks(choice, schedule)
+        sizes: tuple[int, ...] | None = uniform(self.subject.layers, schedule.depth).sizes
+        if choice.partition == "given":
+            sizes = self._given if len(self._given) == schedule.depth else None
+        elif choice.partition == "balanced":
+            sizes = refined(replace(task, ranks=ranks, cap=cap), self.subject.layers)
         if sizes is None:
             return None
         peaks = tuple(ranks.peaks(task.workload(sizes).layers)) if ranks is not None else ()

@@ -3,7 +3,7 @@
 ::
 
     Prices ─┬ costs(workload) ─────► Costs, for the simulator
-            ├ loads(workload) ─────► Loads, for the exact cut
+            ├ weights(workload) ───► of each layer, where the search for a partition begins
             └ forecast(workload) ──► what a run's step takes, with everything that is known
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, prod
 from typing import Any
 
@@ -27,7 +27,6 @@ from microp.profiling import (
 )
 from microp.settings import DeviceSettings, EmulatedSettings, EstimateSettings, ModelSettings
 from microp.simulator import (
-    NO_TIMES,
     PER_STAGE,
     Costs,
     LayerTimes,
@@ -38,21 +37,6 @@ from microp.simulator import (
     slowed,
 )
 from microp.trace import bubble_fraction
-
-
-@dataclass(frozen=True)
-class Loads:
-    """What the stages take in a step: `scale[s] * (sum of its layers) + fixed[s]`.
-
-    Attributes:
-        layers: the time of each layer.
-        scale: of each stage, for example 2 on a rank of half the speed.
-        fixed: the time of each stage that does not depend on its layers.
-    """
-
-    layers: tuple[float, ...]
-    scale: tuple[float, ...]
-    fixed: tuple[float, ...]
 
 
 class Prices(ABC):
@@ -72,9 +56,9 @@ class Prices(ABC):
     def costs(self, workload: Workload) -> Costs:
         """Return the costs of the workload's stages."""
 
-    @abstractmethod
-    def loads(self, workload: Workload) -> Loads:
-        """Return how long stages take in a step; the sizes in `workload.layers` count only by their sum."""
+    def weights(self, workload: Workload) -> Sequence[float]:
+        """Return about how long each layer takes, in any unit; of `workload.layers` only the sum counts."""
+        return [1.0] * (sum(workload.layers) // workload.schedule.copies)
 
     def fastest(self, rows: float) -> float:
         """Return the least share of the simulated time of its actions that a run's step takes."""
@@ -116,7 +100,7 @@ class NominalPrices(Prices):
         costs = replace(costs, **floats)  # Fractions are slow to add up
         if self.is_known:
             return costs
-        rows = sum(workload.rows) / len(workload.rows)
+        rows = workload.mean_rows
         times = (tuple(rows * time for time in each) for each in (costs.forward, costs.backward, costs.weight))
         forward, backward, weight = times
         checkpointing = workload.checkpointing
@@ -141,75 +125,6 @@ class NominalPrices(Prices):
             step_ms = edges + last_optimizer(schedule, last_ends(schedule, spans, costs), optimizer)
         return Forecast(step_ms, float(bubble_fraction(spans)), None, self.source)
 
-    def loads(self, workload: Workload) -> Loads:
-        """Every layer is the same to nominal times, and a stage's time is linear in the number of its layers."""
-        stages, layers = workload.schedule.stages, sum(workload.layers) // workload.schedule.copies
-        one, two = (stage_loads(workload, self.costs(workload._replace(layers=(count,) * stages))) for count in (1, 2))
-        return Loads(
-            layers=(1.0,) * layers,
-            scale=tuple(more - less for less, more in zip(one, two, strict=True)),
-            fixed=tuple(2 * less - more for less, more in zip(one, two, strict=True)),
-        )
-
-
-class LayerPrices(Prices):
-    """Times of each layer, added up over a stage.
-
-    Args:
-        layers: the times of each layer for a microbatch, in order.
-        fixed: the part of an action's time that does not depend on its layers.
-        hops: `latency`, `boundary` (the bytes between any two layers), `bandwidth`, as for `costs_of`.
-    """
-
-    is_known = True
-
-    def __init__(
-        self,
-        source: str,
-        layers: Sequence[LayerTimes],
-        fixed: LayerTimes = NO_TIMES,
-        device: DeviceSettings | None = None,
-        *,
-        latency: float = 0,
-        boundary: float = 0,
-        bandwidth: float = inf,
-    ) -> None:
-        self.source, self._layers, self._fixed, self._device = source, layers, fixed, device
-        self._latency, self._boundary, self._bandwidth = latency, boundary, bandwidth
-        self.kinds = [layers.index(layer) for layer in layers]
-
-    def costs(self, workload: Workload) -> Costs:
-        costs = costs_of(
-            [*self._layers] * workload.schedule.copies,
-            workload.layers,
-            workload.schedule,
-            workload.checkpointing,
-            fixed=self._fixed,
-            latency=self._latency,
-            boundary=(0.0, *(self._boundary,) * (workload.schedule.stages - 1)),
-            bandwidth=self._bandwidth,
-        )
-        return costs if self._device is None else slowed(costs, self._device, workload.schedule)
-
-    def loads(self, workload: Workload) -> Loads:
-        """A schedule that divides some of its backwards counts with their share on every stage."""
-        schedule, again = workload.schedule, 0.0
-        divided = len(schedule.input_gradients) / (schedule.depth * schedule.units)
-        if workload.checkpointing.segments:
-            again = 1 - len(workload.checkpointing.spared(schedule.units)) / schedule.units
-
-        def step(times: LayerTimes) -> float:
-            backward = (1 - divided) * times.full + divided * (times.backward + times.weight)
-            return schedule.chunks * (times.forward + backward + again * times.recompute)
-
-        ranks = tuple(schedule.placement.values())
-        speeds = [self._device.speed_of(rank) if self._device else 1.0 for rank in ranks]
-        return Loads(
-            layers=tuple(map(step, self._layers)),
-            scale=tuple(1 / speed for speed in speeds),
-            fixed=tuple(step(self._fixed) / speed for speed in speeds),
-        )
-
 
 class EstimatedPrices(Prices):
     """Times from what each layer computes and moves; see `EstimateSettings`.
@@ -229,17 +144,27 @@ class EstimatedPrices(Prices):
             )
 
     def costs(self, workload: Workload) -> Costs:
-        return self._of(workload).costs(workload)
+        schedule, rows, link = workload.schedule, workload.mean_rows, getattr(self._device, "link_gb_per_s", None)
+        boundary = self._entering(min(1, self._model.layers - 1), rows) if link else 0.0
+        costs = costs_of(
+            self._layers(rows) * schedule.copies,
+            workload.layers,
+            schedule,
+            workload.checkpointing,
+            latency=getattr(self._device, "latency_ms", 0.0),
+            boundary=(0.0, *(boundary,) * (schedule.stages - 1)),
+            bandwidth=link * 1e6 if link else inf,
+        )
+        return slowed(costs, self._device, schedule)
 
-    def loads(self, workload: Workload) -> Loads:
-        return self._of(workload).loads(workload)
+    def weights(self, workload: Workload) -> Sequence[float]:
+        return [times.forward + times.full for times in self._layers(workload.mean_rows)]
 
-    def _of(self, workload: Workload) -> LayerPrices:
-        model, device, rows = self._model, self._device, sum(workload.rows) / len(workload.rows)
-        speeds, hop = (10.0, 1.0), 0.0
+    def _layers(self, rows: float) -> list[LayerTimes]:
+        """Return the times of each layer for a microbatch."""
+        model, device, speeds = self._model, self._device, (10.0, 1.0)
         if isinstance(device, EstimateSettings):
             speeds = device.tflops * 1e9, device.gb_per_s * 1e6  # per millisecond
-            hop = device.latency_ms
         known = {kind: self._forward(kind, rows, *speeds) for kind in set(model.kinds)}
         times = [known[kind] for kind in model.kinds]
         if not self.is_known:
@@ -247,15 +172,7 @@ class EstimatedPrices(Prices):
             times = [time / unit for time in times]
         backwards = [time if layer > model.first_trained else 0.0 for layer, time in enumerate(times)]
         weights = [0.0 if layer in model.frozen else time for layer, time in enumerate(times)]
-        link = getattr(device, "link_gb_per_s", None)
-        return LayerPrices(
-            self.source,
-            [LayerTimes(*each, sum(each[1:]), each[0]) for each in zip(times, backwards, weights, strict=True)],
-            device=device,
-            latency=hop,
-            boundary=self._entering(min(1, model.layers - 1), rows) if link else 0,
-            bandwidth=link * 1e6 if link else inf,
-        )
+        return [LayerTimes(*each, sum(each[1:]), each[0]) for each in zip(times, backwards, weights, strict=True)]
 
     def _forward(self, kind: int, rows: float, flops_per_ms: float, bytes_per_ms: float) -> float:
         """Return the time of a layer's forward."""
@@ -294,43 +211,7 @@ class ProfilePrices(Prices):
         own = self._device if self._device.is_emulated else None
         return forecast(self._profile, self.kinds, workload, self._backend, batch, replicas, own)
 
-    def loads(self, workload: Workload) -> Loads:
-        rows = sum(workload.rows) / len(workload.rows)
-        keeps = not workload.checkpointing.segments
-        known = {kind: self._profile.layer_times(kind, rows, {}, keeps) for kind in set(self.kinds)}
-        layers, fixed = [known[kind] for kind in self.kinds], self._profile.fixed_times(rows, {}, keeps)
-        return LayerPrices(self.source, layers, fixed, self._device).loads(workload)
-
-
-def stage_loads(workload: Workload, costs: Costs) -> list[float]:
-    """Return how long each stage computes in a step."""
-    schedule = workload.schedule
-    units = schedule.units // schedule.copies  # of a stage
-    divided = [0] * schedule.stages
-    for stage, _ in schedule.input_gradients:
-        divided[stage] += 1
-    loads = []
-    mean = float(sum(costs.shares)) / schedule.units if costs.shares else 1.0  # as if all units took as long
-    for stage in range(schedule.stages):
-        whole = units - divided[stage]
-        weight = costs.weight[stage] if costs.weight and stage in schedule.last_gradients else 0
-        again = costs.recompute[stage] if costs.recompute else 0
-        spared = sum(schedule.copy_of(unit) == stage // schedule.depth for unit in costs.spared)
-        loads.append(
-            mean
-            * float(
-                units * costs.forward[stage]
-                + whole * costs.full_backward(stage)
-                + divided[stage] * (costs.backward[stage] + weight)
-                + (units - spared) * again
-            )
-        )
-    return loads
-
-
-def rank_loads(workload: Workload, costs: Costs) -> list[float]:
-    """Return how long each rank computes in a step."""
-    loads = [0.0] * len(workload.schedule.ranks)
-    for stage, load in enumerate(stage_loads(workload, costs)):
-        loads[workload.schedule.placement[stage]] += load
-    return loads
+    def weights(self, workload: Workload) -> Sequence[float]:
+        rows = workload.mean_rows
+        known = {kind: self._profile.layer_times(kind, rows, {}) for kind in set(self.kinds)}
+        return [known[kind].forward + known[kind].full for kind in self.kinds]

@@ -18,9 +18,10 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from microp import trace
 from microp.planner.choices import ORDERS, Choice, Priced, Pricer, knobs_of
-from microp.planner.prices import rank_loads
 from microp.schedule.builders import LOOPED
 from microp.simulator import simulate
 
@@ -115,19 +116,20 @@ def what_binds(pricer: Pricer, plan: Priced, cap: float | None) -> str:
     task = pricer.task(plan.choice, schedule)
     workload = task.workload(plan.sizes)
     costs = task.prices.costs(workload)
-    loads = rank_loads(workload, costs)
-    busiest = max(range(len(loads)), key=lambda rank: loads[rank])
+    spans = simulate(schedule, costs)
+    busy = spans.per_rank(spans.end - spans.start, np.add)
+    busiest = max(busy, key=lambda rank: busy[rank])
     found = []
     if cap is not None and plan.peak > FULL * cap:
         found.append(f"memory of rank {plan.peaks.index(plan.peak)}")
     actions = task.step(plan.sizes)
     if plan.step > SHARED * actions:
         found.append("cores that ranks share")
-    elif loads[busiest] >= BUSY * actions:
+    elif busy[busiest] >= BUSY * actions:
         found.append(f"compute of rank {busiest}")
     else:
         free = replace(costs, latency=0, boundary=(), reduction=())
         without = float(trace.makespan(simulate(schedule, free)))
-        idle = actions - loads[busiest]
+        idle = actions - busy[busiest]
         found.append("hops" if actions - without > idle / 2 else "the bubble")
     return ", ".join(found)

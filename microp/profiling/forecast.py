@@ -50,7 +50,7 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
     `kinds` has the kind of each layer of the model. If the profile lacks the transport `backend`, its first one counts.
     """
     schedule, sizes = workload.schedule, workload.layers
-    rows = sum(workload.rows) / len(workload.rows)
+    rows = workload.mean_rows
     shares = _shares_after(workload)
     stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
     keeps = not workload.checkpointing.segments
@@ -121,7 +121,7 @@ def forecast(
         batch: as in `Ranks`.
         device: an emulated device if every rank has a device like that of the profile; None: ranks share the cores.
     """
-    rows = sum(workload.rows) / len(workload.rows)
+    rows = workload.mean_rows
     costs = stage_costs(profile, kinds, workload, backend, replicas)
     if device is None:
         spans = simulate_on_cores(workload.schedule, costs, speed_of(profile, rows, replicas))

@@ -152,9 +152,6 @@ class Profile:
         return float(np.interp(rows, self.rows, factors))
 
 
-_LATER = ("input_pending", "gradient_pending", "in_taped", "input_unsaved", "pending_unsaved")
-
-
 def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_least: float = 0.0) -> float:
     """Return the value at `at`: on the line through the two places around it, or through the nearest two."""
     if len(places) == 1:
@@ -211,7 +208,7 @@ def read_plain(given: Any, path: str) -> Profile:
     try:
         if given["format"] != FORMAT:
             raise ValueError(f"format {given['format']!r} is not {FORMAT}")
-        profile: Profile = _read(Profile, {"peak_gflops": None, **given, "path": path})
+        profile: Profile = _read(Profile, {**given, "path": path})
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error
     except (TypeError, AttributeError) as error:
@@ -236,6 +233,4 @@ def _read(kind: Any, value: Any) -> Any:
         raise ValueError(f"{value} is no number from 0")
     if kind in (float, int, str):
         return kind(value)
-    if kind is LayerMemory:  # a profile of before these were measured
-        value = {"input_kept": value["boundary"], "is_idle": False, **dict.fromkeys(_LATER, (0, 0)), **value}
     return kind(**{name: _read(hint, value[name]) for name, hint in get_type_hints(kind).items()})

@@ -106,23 +106,21 @@ def of_sizes(layers: int, stages: int, sizes: list[int]) -> Partition:
 class Task(Protocol):
     """What a partition is chosen for, `microp.planner.Task`."""
 
-    def partition(self, layers: int, refine: bool) -> Partition:
+    def partition(self, layers: int) -> Partition:
         """Return the partition that makes the step as short as possible."""
 
 
-def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Partition:
+def balanced(layers: int, stages: int, task: Task) -> Partition:
     """Return the partition that makes the step as short as possible, from what each layer costs.
 
     Args:
         task: what the partition is for.
-        refine: whether layers are moved between stages as long as the simulated step gets shorter; false: the exact
-            cut, whose longest stage is as short as possible, if that fits into the ranks' memory.
 
     Raises:
-        ValueError: there are more stages than layers, or too many layers, or no partition fits into the ranks' memory.
+        ValueError: there are more stages than layers.
     """
     _enough(layers, stages)
-    return task.partition(layers, refine)
+    return task.partition(layers)
 
 
 def _enough(layers: int, stages: int) -> None:

@@ -2,16 +2,15 @@
 
 import re
 import shlex
-from types import SimpleNamespace
 
 import pytest
-from user import SMALL, microp, ran, read
+from user import SMALL, ran, read
 
 import microp as microp_package
 from analysis import timeline
 from microp import check as command
 from microp import null_stages
-from microp.commands import overheads, self_checks
+from microp.commands import self_checks
 from microp.worker import monolith
 
 
@@ -98,20 +97,10 @@ def test_a_wrong_gradient_and_memory_that_does_not_fall_fail(monkeypatch, tmp_pa
     assert not self_checks.check_memory(tmp_path)[0]
 
 
-def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
-    def run(command, **_):
-        """Start a sweep, of ranks that are threads, or torchrun, in a forked process."""
-        _, option, program, *words = command
-        assert option == "-m"
-        threads = ["comms=threads"] if program == "microp.run" else []
-        return microp(*words, *threads, folder=tmp_path, program=program)
-
-    monkeypatch.setattr(overheads, "subprocess", SimpleNamespace(run=run))
-    monkeypatch.setattr(overheads, "POINTS", 3)
+def test_every_transport_and_torch_get_a_line(capsys):
     assert null_stages.main(["--steps", "3"]) == 0
     said = capsys.readouterr().out
     for name in ("shm", "tcp", "gloo", r"torch \(gloo\)"):
         [(action, there_and_back)] = re.findall(rf"^{name}\s+([\d.]+) µs\s+(\d+) µs$", said, re.MULTILINE)
         assert float(action) > 0
         assert float(there_and_back) > 0
-    assert len(re.findall(r"start and end of a point, [28] ranks, .*: \d+\.\d\d s", said)) == 3

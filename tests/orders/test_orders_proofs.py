@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from every_order import Orders
 
-from microp.orders import Problem, pairs, search, with_solver
+from microp.orders import Problem, search, with_solver
 from microp.orders.problem import ends_of
 from microp.schedule import Action, Op, Schedule, validate
 from microp.simulator import LINK_MODELS, Costs, simulate
@@ -43,17 +43,17 @@ def problem_of(
         given["boundary"], given["bandwidth"] = times(0, 3), 1
     loops = stages // (max(placement) + 1)
     cap = random.choice((None, *range(loops // copies * slices, loops * units // copies + 1)))
-    return Problem(placement, chunks, Costs(forward, backward, weight, **given), pairs(stages, cap), slices, copies)
+    return Problem(placement, chunks, Costs(forward, backward, weight, **given), cap, slices, copies)
 
 
 def check(problem: Problem) -> None:
     """Search and solve, and compare what is claimed with every order there is."""
-    costs, cap = problem.costs, problem.memory.cap
+    costs, cap = problem.costs, problem.cap
     found = search(problem, seconds=1, moves=200)
     known = [(found, found.bounds.best, found.proven)]
     if find_spec("ortools") is not None:
         better, solved = with_solver(problem, found, seconds=20)
-        known.append((better, solved.bound, solved.proven))
+        known.append((better, solved.bound, better.proven))
     for each, bound, proven in known:
         assert makespan(simulate(validate(each.schedule, cap), costs)) == each.makespan
         assert bound <= each.makespan * (1 + 1e-9)
@@ -91,7 +91,7 @@ def test_no_order_is_faster_than_claimed(placement, chunks, cap, few, whole):
     """Of a few kinds; of all with `--whole`, which takes hours."""
     for seed, kind in enumerate(ALL if whole else Random(placement[-1]).sample(ALL, few)):
         problem = problem_of(Random(seed), placement, chunks, *kind)
-        check(problem if cap is ANY else replace(problem, memory=pairs(problem.stages, cap)))
+        check(problem if cap is ANY else replace(problem, cap=cap))
 
 
 @pytest.mark.parametrize("unlike", [False, True], ids=["alike", "unlike"])

@@ -8,7 +8,6 @@ from user import microp, ran, read
 
 from microp.job import Workload
 from microp.planner import ProfilePrices, Task
-from microp.planner.prices import stage_loads
 from microp.records import write_profile
 from microp.schedule import balanced, builders, uniform
 from microp.settings import NEVER, DeviceSettings, MlpSettings
@@ -22,15 +21,10 @@ def prices(device: DeviceSettings = DEVICE) -> ProfilePrices:
 
 
 @pytest.mark.parametrize("device", [DEVICE, DeviceSettings("cpu", 1, speed=[1, 0.5, 1, 1])], ids=["equal", "one slow"])
-def test_loads_are_those_of_the_costs(device):
-    """Up to what an action after one of another op takes longer, which only the simulation counts."""
+def test_a_slow_rank_gets_fewer_layers(device):
     task = Task(Workload(builders.gpipe(4, 8), (), (8,) * 8, NEVER), prices(device))
-    workload = task.workload((16, 16, 16, 16))
-    layers, scale, fixed = vars(task.prices.loads(workload)).values()
-    loads = [scale[s] * sum(layers[16 * s : 16 * (s + 1)]) + fixed[s] for s in range(4)]
-    assert loads == pytest.approx(stage_loads(workload, task.prices.costs(workload)), rel=0.05)
     sizes = balanced(64, 4, task).sizes
-    assert sizes == uniform(64, 4).sizes if device is DEVICE else sizes[1] < 12  # a slow rank gets fewer layers
+    assert sizes == uniform(64, 4).sizes if device is DEVICE else sizes[1] < 12
 
 
 def test_a_laptop_plans_for_64_ranks(tmp_path):
