@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--replay", action="store_true", help="simulate the step with its own times, and draw both")
     add("--what-if", nargs="+", metavar="KEY=VALUE", help="another order, in words of microp.simulate")
     add("--layers", type=lambda text: list(map(_count, text.split(","))), help="per stage, as 4,4,5,3")
-    add("--profile", type=Path, metavar="YAML", help="write a profile, for device=FILE")
+    add("--profile", type=Path, metavar="YAML", help="write a profile, for profile=FILE")
     add("--rows", type=_count, default=1, help="of a microbatch, for the profile (default: 1)")
     add("--csv", type=Path, help="write the order, or that of --what-if, for torchtitan")
     try:
@@ -138,7 +138,7 @@ def _import(options: argparse.Namespace) -> None:
         profile, assumed = foreign.profile_of(traced, rows, layers, costs, options.rows)
         write_text(options.profile, yaml.safe_dump(to_plain(profile), sort_keys=False, width=120))
         words = f"model.layers={profile.model['layers']} ranks={profile.ranks} batch_size={profile.batch_size}"
-        print(f"profile: python -m microp.plan {shlex.quote(f'device={options.profile}')} {words}")
+        print(f"profile: python -m microp.plan device=emulated {shlex.quote(f'profile={options.profile}')} {words}")
         print(*(f"  assumed: {note}" for note in usual + assumed), sep="\n")
     if options.csv:
         write_text(options.csv, to_torch_csv(order))

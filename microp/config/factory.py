@@ -176,20 +176,17 @@ def _said(error: BaseException) -> str:
 
 
 def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
-    """Return the settings of the model whose function an option names; what is wrong with it is in `refused`."""
+    """Return the settings of the model whose function an option names.
+
+    ValueError: it would not train as in plain PyTorch.
+    """
     text = repr((node, computing, device.name))
     if text not in _checked_models:
-        try:
-            _checked_models[text] = _checked(node, computing, device)
-        except ValueError as error:
-            keys = {key: value for key, value in node.items() if key not in ("name", "builder")}
-            name, builder = str(node.get("name")), str(node.get("builder"))
-            _checked_models[text] = own_settings(name, builder, keys, refused=str(error))
+        _checked_models[text] = _checked(node, computing, device)
     return copy.deepcopy(_checked_models[text])
 
 
 def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
-    """Return the settings of the model, or raise ValueError: it would not train as in plain PyTorch."""
     import torch  # takes half a second, and only this needs it
 
     from microp.model import Layers, code_of, inspect_layers, lowered_types, number_of_weights, seeded

@@ -194,10 +194,7 @@ OPTIONS: dict[str, dict[str | None, type]] = {
     },
     "comms": {None: settings.CommsSettings},
     "tracking": {None: settings.TrackingSettings},
-    "launch": {
-        **dict.fromkeys(("elastic", "torchrun"), settings.LaunchSettings),
-        "slurm": settings.SlurmSettings,
-    },
+    "launch": {"elastic": settings.LaunchSettings, "slurm": settings.SlurmSettings},
     "snapshot": {None: settings.SnapshotSettings},
 }
 KINDS: dict[str, type[Config]] = {  # the configurations of the commands, by the name of their schema

@@ -18,8 +18,8 @@ MOST = 1_000_000  # minutes, or jobs
 class LaunchSettings:
     """The launcher and its time-out."""
 
-    # `elastic`, `slurm`, or `torchrun` to join a launch that torchrun made, if RANK is in the environment
-    name: Annotated[str, OneOf("elastic", "slurm", "torchrun")]
+    # `elastic`, which also joins a launch that torchrun made, or `slurm`
+    name: Annotated[str, OneOf("elastic", "slurm")]
     # the time that the other ranks have to end after one has failed, in seconds
     shutdown_s: Annotated[int, Range(1, 86_400)]
 
@@ -33,11 +33,6 @@ class LaunchSettings:
                 f"RANK={quoted(os.environ['RANK'])} is in the environment, but {', '.join(lacking)}, which torchrun "
                 f"sets too, {'is' if len(lacking) == 1 else 'are'} missing or no number: start the ranks with "
                 "torchrun, or take RANK away, with env -u RANK"
-            )
-        elif self.name == "torchrun" and lacking:
-            problems.append(
-                "launch=torchrun, but RANK is not in the environment: start with "
-                f"`torchrun --nproc_per_node={processes} -m microp.run ...`, or use launch=elastic"
             )
         if not lacking and world and int(world) != processes:
             problems.append(

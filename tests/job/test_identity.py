@@ -97,7 +97,7 @@ def test_how_replicas_are_kept_equal_is_asked_only_where_there_are_some(job: Job
 
 
 HOW = (
-    *("comms.timeout_s=7", "tracking=online", "tracking=disabled", "tracking.tags=[mine]", "launch=torchrun"),
+    *("comms.timeout_s=7", "tracking=online", "tracking=disabled", "tracking.tags=[mine]", "parallel=true"),
     *("launch.shutdown_s=9", "output_dir=elsewhere", "activation_limit=99", "again=true", "skip=true"),
     *("dry_run=true", "fail_fast=true"),
 )
