@@ -317,8 +317,7 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
     for key in keys.keys() - known:
         near = get_close_matches(key, knobs, 1)
         other = next((option for option in options_of(group) if key in default_values(group, option)), None)
-        in_file = f"in a file: `override {group}: {other}` in its defaults list"
-        of_other = f"; {group}={other} has it: type {group}={other} ({in_file})" if other else ""
+        of_other = f"; {group}={other} has it" if other else ""
         remedy = f"did you mean {group}.{near[0]}?" if near else has + of_other
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking

@@ -95,8 +95,7 @@ def build(
             named = any(str(error).startswith(f"{key}=") for key in knobs)
             raise ValueError(f"{group}.{error}" if named else str(error)) from error
         numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
-        said = _said(error) if (first := _first_of(error)) is error else f"{_said(error)}, from {_said(first)}"
-        raise ValueError(f"{what} failed for {numbers}: {said}") from error
+        raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -122,7 +121,7 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         return builder, set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
-        raise ValueError(f"{group}.builder={node['builder']} {lacks}: {_said(_first_of(error))}") from error
+        raise ValueError(f"{group}.builder={node['builder']} {lacks}: {_said(error.__cause__ or error)}") from error
 
 
 def is_computed(partition: dict[str, Any]) -> bool:
@@ -151,19 +150,9 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), keys))
     except MissingMandatoryValue as error:  # a file has set the option's name alone
-        raise ValueError(
-            f"{group}.{error.full_key} is missing: {group}=NAME chooses an option with all its keys, and in a file "
-            f"`override {group}: NAME` in its defaults list"
-        ) from None
+        raise ValueError(f"{group}.{error.full_key} is missing: {group}=NAME chooses an option with its keys") from None
     except OmegaConfBaseException as error:
         raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
-
-
-def _first_of(error: BaseException) -> BaseException:
-    """Return the exception that was raised first of those that led to this one."""
-    while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
-        error = before
-    return error
 
 
 def _said(error: BaseException) -> str:
@@ -210,6 +199,4 @@ def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings)
                 facts = replace(facts, lowered=lowered_types(layers(place), computing, runs_on))
         except ValueError as error:
             raise ValueError(f"{what} returns {error}") from error
-        except SystemExit as error:
-            raise ValueError(f"{what} returns layers that end Python ({error!r}): let them return") from error
     return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)

@@ -254,15 +254,10 @@ def profile_command(config: Config) -> str:
 
 def lacks_profile(config: Config, job: Job) -> str | None:
     """Return what to type so that a run like this is predicted; None if it is predicted, or cannot be."""
-    if job.is_emulated or profile_for(config) is not None:
+    if job.is_emulated or config.compile or profile_for(config) is not None:
         return None
-    if config.compile:
-        return "there are no profiles of compiled layers, so the times are not predicted"
-    kind = config.optimizer.kind
-    others = " and ".join([*([] if kind == ADAM.kind else [kind]), *config.computing.words])
-    what = f"this model with {others}" if others else "this model"
     command = profile_command(config)
-    return f"no profile of {what} on this machine, so its times are not predicted: {command} makes one"
+    return f"no profile of this model on this machine, so its times are not predicted: {command} makes one"
 
 
 # --- predictions ------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from microp.config import Config, predict, to_yaml, with_advice
+from microp.config import Config, predict, to_yaml
 from microp.job import Job
 from microp.mirror import mirror, take_agent
 from microp.points.hydra_app import runs_beside_others
@@ -171,7 +171,7 @@ class Attempt:
             said = diverged[0].rpartition(": ")[0]  # without the remedy, which may be another one: see `explained`
             self.close(DIVERGED, str(error) if str(error).startswith(said) else diverged[0])
         else:
-            self.close("failed", with_advice(self._config, self._job, str(error)))
+            self.close("failed", str(error))
 
     def close(self, state: str, message: str | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""

@@ -36,10 +36,8 @@ class LaunchSettings:
             )
         if not lacking and world and int(world) != processes:
             problems.append(
-                f"ranks={ranks}, but torchrun started {world} processes: use ranks={world}"
-                if replicas == 1
-                else f"ranks={ranks} times replicas={replicas} is {processes}, but torchrun started {world} processes "
-                f"in all: let it start {processes} (--nnodes times --nproc-per-node), or change ranks or replicas"
+                f"ranks={ranks} times replicas={replicas} is {processes}, but torchrun started {world} processes: let "
+                f"it start {processes} (--nnodes times --nproc-per-node), or change ranks or replicas"
             )
         return problems
 
