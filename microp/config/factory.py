@@ -157,8 +157,7 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
 
 def _said(error: BaseException) -> str:
     """Return the type and the message of an exception in one line, cut if it is long."""
-    said = "" if isinstance(error, SystemExit) and not error.code else str(error)  # some programs turn None into 0
-    return quoted(" ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":"), LONGEST)
+    return quoted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"), LONGEST)
 
 
 # --- a user's own model -----------------------------------------------------------------------------

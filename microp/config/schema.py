@@ -46,7 +46,7 @@ class Config:
     learning_rate: Annotated[float, Positive(1_000_000, "use for example 0.001")] = MISSING
     seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = MISSING  # the seed of weights, batches and dropout
     # bf16: products in bf16 by autocast, weights and their gradients in float32; null: all in model.dtype
-    dtype: Annotated[str | None, OneOf(*LOWERED, otherwise="null for model.dtype")] = MISSING
+    dtype: Annotated[str | None, OneOf(*LOWERED)] = MISSING
     compile: bool = MISSING  # compile the layers of each stage with torch.compile, before the first step
     # the number of the launch; repeat=0,1,2 runs the same question three times
     repeat: Annotated[int, Range(0, 1_000_000)] = MISSING
