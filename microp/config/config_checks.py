@@ -214,6 +214,9 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
             "function of both: use a schedule without W, for example 1f1b, or compile=false"
         )
     problems += config.model.slice_problems(schedule.slices)
+    if config.replicas > 1:
+        backend, is_split = config.comms.backend(config.device), bool(schedule.input_gradients)
+        problems += config.sync.problems(schedule.name, is_split, backend)
     if schedule.copies > 1 and config.model.tied_weights:
         problems.append(
             f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} ties weights, "

@@ -74,14 +74,9 @@ def make_job(config: Config) -> Job:
                 nominal_optimizer(config.device, sizes * schedule.copies)
     except ValueError as error:
         problems.append(str(error))
-    # 3. the sums over replicas
-    name, is_split = (
-        ("", False) if schedule is None or config.replicas < 2 else (schedule.name, bool(schedule.input_gradients))
-    )
-    problems += config.sync.problems(name, is_split, config.comms.backend(config.device))
     if problems or schedule is None or chosen is None:
         raise ConfigError(problems)
-    # 4. the job, its memory, and the snapshot from which it goes on
+    # 3. the job, its memory, and the snapshot from which it goes on
     asked = chosen.asked({**plain(config), "model": config.model.identity})
     job = job_with(config, schedule, chosen.partition, run_id(asked, text), question_id(asked, text))
     if problem := memory_problem(config, job):

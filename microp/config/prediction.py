@@ -312,7 +312,7 @@ def layer_memory(
     """
     work = min(model.work(kind)[0] for kind in model.kinds) / 2
     rows = max(2, ceil(min(rows, MOST_ROWS, WORK / max(1, work))))  # more, or a part of one, are not measured
-    question = repr((model, rows, split, computing, *([slices] if slices > 1 else [])))
+    question = repr((model, rows, split, computing, slices))
     if question not in _known:
         is_ours = not isinstance(model, OwnSettings)  # a user's function may use other files than its own
         kinds = _read_kept(question) if is_ours else None

@@ -55,8 +55,6 @@ class TokenSettings(DataSettings):
             size = readable_size(self._file)
             with self._file.open("rb") as file:
                 head = file.read(_HEAD)
-        except FileNotFoundError:
-            return [f"{given} does not exist: {_GIVE}"]
         except (OSError, RuntimeError) as error:
             return [f"{given} cannot be read ({reason(error)}): {_GIVE}"]
         if self._is_npy and self.skip:

@@ -69,14 +69,7 @@ class TrackingSettings:
             ]
         if self.mode == "online" and not has_key():
             return [f"tracking=online {NEEDS_KEY} use tracking=offline and `wandb sync` later"]
-        if self.mode != "disabled" and (problems := broken_rules(self, "tracking.")):
-            return problems
-        if self.system_metrics and not self.follow:
-            return [
-                "tracking.system_metrics=true measures the host while a run is followed: "
-                "add tracking.follow=true or use tracking=online"
-            ]
-        return []
+        return [] if self.mode == "disabled" else broken_rules(self, "tracking.")
 
     def folder_problem(self, output: Path) -> str | None:
         """Return why W&B's files cannot be written, for runs below `output`: W&B would silently write elsewhere."""

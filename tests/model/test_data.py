@@ -41,7 +41,11 @@ def test_default_text_is_the_standard_library_and_a_folder_is_read_by_name_with_
 
 def test_the_shortest_text_that_will_do(tmp_path):
     path = tmp_path / "text"
-    texts = {"does not exist": None, "is empty: give a text of at least 9 bytes": b"", "has 8 bytes": b"01234567"}
+    texts = {
+        "(No such file or directory)": None,
+        "is empty: give a text of at least 9 bytes": b"",
+        "has 8 bytes": b"01234567",
+    }
     for said, content in texts.items():
         if content is not None:
             path.write_bytes(content)
@@ -89,7 +93,7 @@ def test_tokens_that_will_not_do(tmp_path):
     (tmp_path / "odd.bin").write_bytes(b"123")
     (tmp_path / "text.npy").write_text("not numpy's")
     wrong = [
-        (tmp_path / "nowhere.bin", 9, "does not exist: give a file of tokens"),
+        (tmp_path / "nowhere.bin", 9, "cannot be read (No such file or directory): give a file of tokens"),
         (tmp_path, 9, "cannot be read (Is a directory)"),
         (tmp_path / "odd.bin", 9, "has 3 bytes, no whole number of data.type=uint16: give the type it has"),
         (tmp_path / "text.npy", 9, "cannot be read ("),
