@@ -175,17 +175,14 @@ class PlanConfig(Config):
     search: SpaceConfig = MISSING  # what is chosen from
 
 
-# The classes of the options of a group, by the name of the option; `None`: one class for all options.
+# The classes of the options of a group, by the name of the option; `None`: of all others.
 OPTIONS: dict[str, dict[str | None, type]] = {
     "model": {"mlp": settings.MlpSettings, "gpt": settings.GptSettings},
     "data": {"text": settings.TextSettings, "tokens": settings.TokenSettings, "synthetic": settings.SyntheticSettings},
     "checkpointing": {None: Checkpointing},
-    "optimizer": {"adam": settings.AdamSettings, "adamw": settings.AdamSettings, "sgd": settings.SgdSettings},
+    "optimizer": {"sgd": settings.SgdSettings, None: settings.AdamSettings},
     "engine": {None: settings.EngineSettings},
-    "sync": {
-        **dict.fromkeys(("naive", "flat"), settings.SyncSettings),
-        **dict.fromkeys(("ddp", "torch_ddp", "compare"), settings.BucketSettings),
-    },
+    "sync": {"naive": settings.SyncSettings, "flat": settings.SyncSettings, None: settings.BucketSettings},
     "device": {
         "cpu": settings.DeviceSettings,
         "cuda": settings.CudaSettings,
