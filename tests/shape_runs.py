@@ -90,10 +90,10 @@ def padded_text() -> settings.TextSettings:
 def settings_of(name: str, dtype: str) -> OwnSettings:
     """What a command makes of the shape. Raises RefusedError."""
     node = {"name": f"own_{name}", "builder": "shapes.build", "shape": name, "dtype": dtype}
-    made = own_model(node, AS_WRITTEN, DeviceSettings("cpu", 1))
-    if made.refused:
-        raise RefusedError(" ".join(made.refused))
-    return made
+    try:
+        return own_model(node, AS_WRITTEN, DeviceSettings("cpu", 1))
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
 
 
 def job_of(name: str, case: Case) -> Job:

@@ -20,7 +20,6 @@ from microp.config.config import (
     typed_folder,
     typed_overrides,
     what_runs,
-    with_profiles,
     word_problems,
 )
 from microp.config.errors import REFUSED, ConfigError, RunError, Stop, log_traceback, refusal, tracebacks
@@ -28,7 +27,7 @@ from microp.config.factory import own_model
 from microp.config.help_page import key_page, sweep_page
 from microp.config.job_factory import about_resumed, find_resumed, job_of, job_with, make_job, nothing_to_resume
 from microp.config.knobs import NOTHING_LEFT, Knobs, chosen, run_of, unused
-from microp.config.memory_advice import NO_MEMORY, memory_cap, subject_of, with_advice
+from microp.config.memory_advice import NO_MEMORY, memory_cap, subject_of
 from microp.config.prediction import (
     doubt,
     lacks_profile,

@@ -214,6 +214,9 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
             "function of both: use a schedule without W, for example 1f1b, or compile=false"
         )
     problems += config.model.slice_problems(schedule.slices)
+    if config.replicas > 1:
+        backend, is_split = config.comms.backend(config.device), bool(schedule.input_gradients)
+        problems += config.sync.problems(schedule.name, is_split, backend)
     if schedule.copies > 1 and config.model.tied_weights:
         problems.append(
             f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} ties weights, "
@@ -224,10 +227,9 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
             f"engine=compare has neither torch nor a limit beside schedule={config.schedule['name']}, which has copies "
             "of the model: use engine=microp"
         )
-    if config.compile and schedule.copies > 1:
-        problems.append(f"schedule={config.schedule['name']} has copies, which compile=true cannot: use compile=false")
-    if config.compile and schedule.slices > 1:
-        problems.append(f"schedule={config.schedule['name']} has slices, which compile=true cannot: use compile=false")
+    if config.compile and max(schedule.copies, schedule.slices) > 1:
+        what = "copies" if schedule.copies > 1 else "slices"
+        problems.append(f"schedule={config.schedule['name']} has {what}, which compile=true cannot: use compile=false")
     if isinstance(config.model, OwnSettings) and schedule.input_gradients:
         problems += config.model.facts.undivided
     if config.engine.name == "torch":

@@ -95,8 +95,7 @@ def build(
             named = any(str(error).startswith(f"{key}=") for key in knobs)
             raise ValueError(f"{group}.{error}" if named else str(error)) from error
         numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
-        said = _said(error) if (first := _first_of(error)) is error else f"{_said(error)}, from {_said(first)}"
-        raise ValueError(f"{what} failed for {numbers}: {said}") from error
+        raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -122,7 +121,7 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         return builder, set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
-        raise ValueError(f"{group}.builder={node['builder']} {lacks}: {_said(_first_of(error))}") from error
+        raise ValueError(f"{group}.builder={node['builder']} {lacks}: {_said(error.__cause__ or error)}") from error
 
 
 def is_computed(partition: dict[str, Any]) -> bool:
@@ -151,45 +150,31 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), keys))
     except MissingMandatoryValue as error:  # a file has set the option's name alone
-        raise ValueError(
-            f"{group}.{error.full_key} is missing: {group}=NAME chooses an option with all its keys, and in a file "
-            f"`override {group}: NAME` in its defaults list"
-        ) from None
+        raise ValueError(f"{group}.{error.full_key} is missing: {group}=NAME chooses an option with its keys") from None
     except OmegaConfBaseException as error:
         raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
 
 
-def _first_of(error: BaseException) -> BaseException:
-    """Return the exception that was raised first of those that led to this one."""
-    while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
-        error = before
-    return error
-
-
 def _said(error: BaseException) -> str:
     """Return the type and the message of an exception in one line, cut if it is long."""
-    said = "" if isinstance(error, SystemExit) and not error.code else str(error)  # some programs turn None into 0
-    return quoted(" ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":"), LONGEST)
+    return quoted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"), LONGEST)
 
 
 # --- a user's own model -----------------------------------------------------------------------------
 
 
 def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
-    """Return the settings of the model whose function an option names; what is wrong with it is in `refused`."""
+    """Return the settings of the model whose function an option names.
+
+    ValueError: it would not train as in plain PyTorch.
+    """
     text = repr((node, computing, device.name))
     if text not in _checked_models:
-        try:
-            _checked_models[text] = _checked(node, computing, device)
-        except ValueError as error:
-            keys = {key: value for key, value in node.items() if key not in ("name", "builder")}
-            name, builder = str(node.get("name")), str(node.get("builder"))
-            _checked_models[text] = own_settings(name, builder, keys, refused=str(error))
+        _checked_models[text] = _checked(node, computing, device)
     return copy.deepcopy(_checked_models[text])
 
 
 def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
-    """Return the settings of the model, or raise ValueError: it would not train as in plain PyTorch."""
     import torch  # takes half a second, and only this needs it
 
     from microp.model import Layers, code_of, inspect_layers, lowered_types, number_of_weights, seeded
@@ -213,6 +198,4 @@ def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings)
                 facts = replace(facts, lowered=lowered_types(layers(place), computing, runs_on))
         except ValueError as error:
             raise ValueError(f"{what} returns {error}") from error
-        except SystemExit as error:
-            raise ValueError(f"{what} returns layers that end Python ({error!r}): let them return") from error
     return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)

@@ -51,9 +51,7 @@ def make_job(config: Config) -> Job:
         if not any(problem.startswith(("ranks=", "chunks=")) for problem in broken_rules(config)):
             whole = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
             built = config_checks.as_run(config, whole)
-            order_notes = () if built is whole else (_about_pairs(config, whole),)
-            if built.copies > 1 and config.device.is_emulated:
-                order_notes += (_about_copies(built),)
+            order_notes = _order_notes(config, whole, built)
             limit = config.activation_limit
             schedule = validate(_named(config, built), None if limit is None or limit < 1 else limit)
             log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
@@ -76,14 +74,9 @@ def make_job(config: Config) -> Job:
                 nominal_optimizer(config.device, sizes * schedule.copies)
     except ValueError as error:
         problems.append(str(error))
-    # 3. the sums over replicas
-    name, is_split = (
-        ("", False) if schedule is None or config.replicas < 2 else (schedule.name, bool(schedule.input_gradients))
-    )
-    problems += config.sync.problems(name, is_split, config.comms.backend(config.device))
     if problems or schedule is None or chosen is None:
         raise ConfigError(problems)
-    # 4. the job, its memory, and the snapshot from which it goes on
+    # 3. the job, its memory, and the snapshot from which it goes on
     asked = chosen.asked({**plain(config), "model": config.model.identity})
     job = job_with(config, schedule, chosen.partition, run_id(asked, text), question_id(asked, text))
     if problem := memory_problem(config, job):
@@ -142,16 +135,18 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
     return replace(schedule, name=name)
 
 
-def _about_pairs(config: Config, schedule: Schedule) -> str:
-    where = "device.pair_ms gives a pair a time of its own" if config.device.is_emulated else "nothing overlaps here"
-    return f"{schedule.name} has {len(schedule.pairs)} pairs, each run as its F, then its B: {where}"
-
-
-def _about_copies(schedule: Schedule) -> str:
-    return (
-        f"{schedule.name} sums the gradients of its {schedule.copies} copies of the model in real time: a part "
-        "of the step (`time_ms.reduction`) but of no prediction: compare bubbles, or leave the machine to it"
-    )
+def _order_notes(config: Config, whole: Schedule, built: Schedule) -> tuple[str, ...]:
+    """Return what the user should know of an order, which is `whole`, and `built` as it runs."""
+    notes = []
+    if built is not whole:
+        where = "device.pair_ms gives a pair its own time" if config.device.is_emulated else "nothing overlaps here"
+        notes.append(f"{whole.name} has {len(whole.pairs)} pairs, each run as its F, then its B: {where}")
+    if built.copies > 1 and config.device.is_emulated:
+        notes.append(
+            f"{built.name} sums the gradients of its {built.copies} copies of the model in real time: a part of the "
+            "step (`time_ms.reduction`) but of no prediction: compare bubbles, or leave the machine to it"
+        )
+    return tuple(notes)
 
 
 def not_frozen(config: Config, schedule: Schedule, partition: Partition) -> list[str]:

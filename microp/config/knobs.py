@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
-from itertools import cycle
 from typing import Any, NamedTuple
 
 from microp.config.factory import build, is_computed
@@ -27,12 +26,10 @@ from microp.config.schema import (
     default_options,
     default_settings,
     default_values,
-    is_fixed,
-    options_of,
     values_of,
 )
 from microp.schedule import Schedule
-from microp.settings import TIMES, TrackingSettings, quoted
+from microp.settings import TIMES, quoted
 from microp.system import flatten, override
 
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
@@ -56,7 +53,6 @@ def _rules(config: Config) -> dict[str, Unused]:
     by_torch, partition = config.engine.name == "torch", config.partition
     whole = not by_torch and config.engine.batch_weights and _has_no_w(config)  # built only if it matters
     speeds = device.is_emulated or is_computed(partition)
-    tracking = [f"tracking.{field.name}" for field in fields(TrackingSettings) if not is_fixed("tracking", field.name)]
     rules = [  # whether it holds, the knobs, what does not use them, what would
         (config.replicas == 1, ["sync", "device.reduce_ms"], "replicas=1", "replicas=2 or more"),
         (config.sync.name == "torch_ddp", ["sync.first_bucket_mb"], "sync=torch_ddp, where it is 1", "sync=ddp"),
@@ -71,8 +67,6 @@ def _rules(config: Config) -> dict[str, Unused]:
             f"device={device.name} with partition={partition.get('name')}",
             "partition=balanced or device=emulated",
         ),
-        (config.snapshot.every is None, ["snapshot.keep"], "snapshot.every=null", "snapshot.every=10"),
-        (config.tracking.mode == "disabled", tracking, "tracking=disabled", "tracking=offline"),
         (
             config.profile is not None and device.is_emulated,
             [f"device.{key}" for key in sorted(_PROFILED)],
@@ -80,7 +74,18 @@ def _rules(config: Config) -> dict[str, Unused]:
             "one of the two",
         ),
     ]
-    return {key: Unused(by, f"use {remedy}") for holds, keys, by, remedy in rules if holds for key in keys}
+    return {
+        key: Unused(by, f"use {remedy}")
+        for holds, keys, by, remedy in rules
+        for key in keys
+        if holds and _is_ours(config, key)
+    }
+
+
+def _is_ours(config: Config, key: str) -> bool:
+    """Return whether a group, or a knob, is of one of microp's own options; of a user's own every knob counts."""
+    group, _, knob = key.partition(".")
+    return not knob or knob in default_values(group, _name(config, group))
 
 
 def _has_no_w(config: Config) -> bool:
@@ -95,29 +100,18 @@ def _has_no_w(config: Config) -> bool:
 def unused(config: Config) -> dict[str, Unused]:
     """Return the knobs, the whole groups and the other keys that a configuration does not use.
 
-    What any of the choices of a plan uses is used.
+    A plan uses whatever one of its choices can use.
     """
-    first, *others = map(_rules, _choices_of(config))
-    result = {key: why for key, why in first.items() if _is_ours(config, key) and all(key in rule for rule in others)}
     if isinstance(config, PlanConfig):
+        order, policy = default_values("schedule", "zb_h1"), default_settings("checkpointing", "segments")
+        result = _rules(run_of(config, ranks=2, replicas=2, schedule=order, checkpointing=policy))
         result |= dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
-    elif isinstance(config, SimulateConfig | ProfileConfig):
+        return result
+    result = _rules(config)
+    if isinstance(config, SimulateConfig | ProfileConfig):
         what = "a profile" if isinstance(config, ProfileConfig) else "a price"
         result |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
     return {key: why for key, why in result.items() if "." not in key or _group(key) not in result}
-
-
-def _choices_of(config: Config) -> list[Config]:
-    """Return configurations that have every value that a plan searches, with these in turn; else only this one."""
-    if not isinstance(config, PlanConfig):
-        return [config]
-    space = config.search
-    names = [name for name in space.schedule if name in options_of("schedule")]
-    policies = [policy for policy in space.checkpointing if policy.partition("=")[0] in options_of("checkpointing")]
-    replicas = [count for count in space.replicas if count > 0]
-    number = max(len(names), len(policies), len(replicas))
-    turns = zip(range(number), cycle(names), cycle(policies), cycle(replicas), strict=False)  # none if a list is empty
-    return [chosen(config, name, policy, count) for _, name, policy, count in turns] or [config]
 
 
 def chosen(
@@ -140,7 +134,6 @@ def uses(group: str, key: str, option: str) -> bool:
     options = default_options() | {"checkpointing": "always", group: option}
     settings = {name: default_settings(name, chosen) for name, chosen in options.items()}
     config = Config(ranks=2, chunks=4, replicas=2, profile=None, **settings)
-    config.snapshot.every = 1
     return not {f"{group}.{key}", group} & unused(config).keys()
 
 
@@ -210,10 +203,3 @@ def _name(config: Config, group: str) -> str:
     node = getattr(config, group)
     keys = node if isinstance(node, dict) else vars(node)
     return str(keys.get("name", keys.get("mode")))
-
-
-def _is_ours(config: Config, key: str) -> bool:
-    """Return whether a key, or a group, is of one of microp's own options; of a user's own every knob counts."""
-    group, _, knob = key.partition(".")
-    option = _name(config, group)
-    return option in options_of(group) and (not knob or knob in default_values(group, option))

@@ -1,14 +1,12 @@
-"""Compares a run's predicted memory with that of its ranks before it starts, and advises a run that ran out of it.
+"""Compares a run's predicted memory with that of its ranks before it starts.
 
 ::
 
     device.memory_gib ── less than a rank's predicted peak ──► refused: what fills it, what would fit and its price
-    a rank runs out of memory ───────────────────────────────► the same advice at the end of its message
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,9 +20,7 @@ from microp.settings import transport_holds
 from microp.simulator import LayerMemory
 from microp.system import GIB, size_text
 
-OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|bad_alloc", re.IGNORECASE)
 NO_MEMORY = "the profile is of a trace, which tells no memory of layers"
-LESS = 0.75  # of the predicted peak: changes that lower it to this are advised after a run ran out of memory
 
 
 def memory_cap(config: Config) -> float | None:
@@ -54,17 +50,6 @@ def memory_problem(config: Config, job: Job) -> str | None:
         return None
     limit = f"device.memory_gib={cap / GIB:g}" if config.device.memory_gib is not None else f"its {size_text(cap)}"
     return f"{_needs(pricer, job, now)}, more than {limit}: {advice(pricer, now, cap)}"
-
-
-def with_advice(config: Config, job: Job, message: str) -> str:
-    """Return the message of a failure; if a rank ran out of memory, with what fills it and what needs less."""
-    if not OUT_OF_MEMORY.search(message):
-        return message
-    try:
-        pricer, now = _priced(config, job)
-    except (ValueError, RuntimeError, MemoryError):  # this process may have no memory either
-        return f"{message}; to need less, use more chunks, checkpointing=always or a smaller batch_size"
-    return f"{message}; predicted: {_needs(pricer, job, now)}; to need less, {advice(pricer, now, LESS * now.peak)}"
 
 
 def subject_of(config: Config, devices: int, rows: float | None = None) -> Subject:

@@ -27,7 +27,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
 from math import ceil
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.config.config import typed_folder
-from microp.config.schema import Config, default_values, is_fixed
+from microp.config.schema import Config, default_options, default_values, is_fixed
 from microp.job import Job, Workload, workload_of
 from microp.planner import EstimatedPrices, NominalPrices, Prices, ProfilePrices
 from microp.profiling import (
@@ -52,14 +52,12 @@ from microp.profiling import (
 from microp.records import ProfileError, WriteError, find_profile, read_profile, write_text
 from microp.schedule import Schedule
 from microp.settings import (
-    ADAM,
     COPYING,
     Computing,
     DeviceSettings,
     EmulatedSettings,
     ModelSettings,
     OwnSettings,
-    SgdSettings,
 )
 from microp.simulator import MOST_ROWS, WORK, LayerMemory, Size
 from microp.system import PACKAGE, override, processor
@@ -236,33 +234,23 @@ def used_profile(config: Config) -> Profile | None:
 
 def profile_command(config: Config) -> str:
     """Return the command that measures the configuration's model."""
-    keys = [override("model", config.model.name)] if config.model.name != "mlp" else []
-    defaults = default_values("model", config.model.name)
-    keys += [
-        override(f"model.{key}", value)
-        for key, value in config.model.asked.items()
-        if not is_fixed("model", key) and defaults.get(key) != value
-    ]
-    keys += [f"optimizer={config.optimizer.name}"] if config.optimizer.name != ADAM.name else []
-    if isinstance(config.optimizer, SgdSettings) and not config.optimizer.momentum:
-        keys.append("optimizer.momentum=0")
-    keys += config.computing.words
-    keys.append(f"batch_size={config.batch_size}")
-    keys += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
-    return shlex.join(["python", "-m", "microp.profile", *typed_folder(), *keys])
+    words, asked = [], {"model": config.model.asked, "optimizer": asdict(config.optimizer)}
+    for group, keys in asked.items():
+        defaults = default_values(group, keys["name"])
+        given = {key: value for key, value in keys.items() if not is_fixed(group, key) and defaults.get(key) != value}
+        words += [override(group, keys["name"])] if keys["name"] != default_options()[group] else []
+        words += [override(f"{group}.{key}", value) for key, value in given.items()]
+    words += [*config.computing.words, f"batch_size={config.batch_size}"]
+    words += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
+    return shlex.join(["python", "-m", "microp.profile", *typed_folder(), *words])
 
 
 def lacks_profile(config: Config, job: Job) -> str | None:
     """Return what to type so that a run like this is predicted; None if it is predicted, or cannot be."""
-    if job.is_emulated or profile_for(config) is not None:
+    if job.is_emulated or config.compile or profile_for(config) is not None:
         return None
-    if config.compile:
-        return "there are no profiles of compiled layers, so the times are not predicted"
-    kind = config.optimizer.kind
-    others = " and ".join([*([] if kind == ADAM.kind else [kind]), *config.computing.words])
-    what = f"this model with {others}" if others else "this model"
     command = profile_command(config)
-    return f"no profile of {what} on this machine, so its times are not predicted: {command} makes one"
+    return f"no profile of this model on this machine, so its times are not predicted: {command} makes one"
 
 
 # --- predictions ------------------------------------------------------------------------------------
@@ -324,7 +312,7 @@ def layer_memory(
     """
     work = min(model.work(kind)[0] for kind in model.kinds) / 2
     rows = max(2, ceil(min(rows, MOST_ROWS, WORK / max(1, work))))  # more, or a part of one, are not measured
-    question = repr((model, rows, split, computing, *([slices] if slices > 1 else [])))
+    question = repr((model, rows, split, computing, slices))
     if question not in _known:
         is_ours = not isinstance(model, OwnSettings)  # a user's function may use other files than its own
         kinds = _read_kept(question) if is_ours else None

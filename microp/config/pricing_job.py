@@ -77,19 +77,19 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
         choice = choose_partition(config, schedule)
         assert choice is not None, "there is a schedule"
         workload, chosen = asked_workload(config, schedule, choice.partition.sizes), choice
-    notes = chosen.notes
-    if weighed := _weighs_layers(config):
-        notes = notes or ("layers are weighed by their FLOPs and bytes, because no times of them are known",)
+    notes = list(chosen.notes)
+    if (weighed := _weighs_layers(config)) and not notes:
+        notes.append("layers are weighed by their FLOPs and bytes, because no times of them are known")
     costs = _costs(config, schedule, workload, weighed)
     if isinstance(config.device, EstimateSettings) and not _are_by_hand(config):
-        notes = (*notes, f"times are {prices_of(config).source}")
+        notes.append(f"times are {prices_of(config).source}")
     if (config.device.is_emulated or chosen.by_costs) and (profile := used_profile(config)) is not None:
-        notes = (*notes, *filter(None, [doubt(profile)]))
+        notes += filter(None, [doubt(profile)])
     if config.costs.weight is None and config.costs.backward is not None and schedule.input_gradients:
-        notes = (*notes, "costs.weight is not given: W takes no time, and I all of costs.backward")
+        notes.append("costs.weight is not given: W takes no time, and I all of costs.backward")
     if workload is not None:
-        notes = (*notes, *not_frozen(config, schedule, chosen.partition))
-    return PricingJob(config, schedule, costs, workload, notes)
+        notes += not_frozen(config, schedule, chosen.partition)
+    return PricingJob(config, schedule, costs, workload, tuple(notes))
 
 
 def costs_depend_on_order(config: SimulateConfig) -> str | None:
@@ -98,8 +98,7 @@ def costs_depend_on_order(config: SimulateConfig) -> str | None:
         return None
     if config.device.is_emulated and config.profile is not None:
         return f"profile={config.profile}"  # the times of an action depend on the action before it
-    computes = is_computed(config.partition)
-    return f"partition={config.partition['name']}" if computes else None
+    return f"partition={config.partition['name']}" if is_computed(config.partition) else None
 
 
 def _cost_problems(numbers: dict[str, Any]) -> list[str]:

@@ -47,7 +47,7 @@ class Config:
     learning_rate: Annotated[float, Positive(1_000_000, "use for example 0.001")] = MISSING
     seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = MISSING  # the seed of weights, batches and dropout
     # bf16: products in bf16 by autocast, weights and their gradients in float32; null: all in model.dtype
-    dtype: Annotated[str | None, OneOf(*LOWERED, otherwise="null for model.dtype")] = MISSING
+    dtype: Annotated[str | None, OneOf(*LOWERED)] = MISSING
     compile: bool = MISSING  # compile the layers of each stage with torch.compile, before the first step
     # the number of the launch; repeat=0,1,2 runs the same question three times
     repeat: Annotated[int, Range(0, 1_000_000)] = MISSING
@@ -177,17 +177,14 @@ class PlanConfig(Config):
     search: SpaceConfig = MISSING  # what is chosen from
 
 
-# The classes of the options of a group, by the name of the option; `None`: one class for all options.
+# The classes of the options of a group, by the name of the option; `None`: of all others.
 OPTIONS: dict[str, dict[str | None, type]] = {
     "model": {"mlp": settings.MlpSettings, "gpt": settings.GptSettings},
     "data": {"text": settings.TextSettings, "tokens": settings.TokenSettings, "synthetic": settings.SyntheticSettings},
     "checkpointing": {None: Checkpointing},
-    "optimizer": {"adam": settings.AdamSettings, "adamw": settings.AdamSettings, "sgd": settings.SgdSettings},
+    "optimizer": {"sgd": settings.SgdSettings, None: settings.AdamSettings},
     "engine": {None: settings.EngineSettings},
-    "sync": {
-        **dict.fromkeys(("naive", "flat"), settings.SyncSettings),
-        **dict.fromkeys(("ddp", "torch_ddp", "compare"), settings.BucketSettings),
-    },
+    "sync": {"naive": settings.SyncSettings, "flat": settings.SyncSettings, None: settings.BucketSettings},
     "device": {
         "cpu": settings.DeviceSettings,
         "cuda": settings.CudaSettings,
@@ -196,10 +193,7 @@ OPTIONS: dict[str, dict[str | None, type]] = {
     },
     "comms": {None: settings.CommsSettings},
     "tracking": {None: settings.TrackingSettings},
-    "launch": {
-        "elastic": settings.LaunchSettings,
-        "slurm": settings.SlurmSettings,
-    },
+    "launch": {"elastic": settings.LaunchSettings, "slurm": settings.SlurmSettings},
     "snapshot": {None: settings.SnapshotSettings},
 }
 KINDS: dict[str, type[Config]] = {  # the configurations of the commands, by the name of their schema

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from microp import records
-from microp.config import Config, predict, to_yaml, with_advice
+from microp.config import Config, predict, to_yaml
 from microp.job import Job
 from microp.mirror import mirror, take_agent
 from microp.points.hydra_app import runs_beside_others
@@ -123,7 +123,7 @@ class Attempt:
         if diverged:
             self.close(records.DIVERGED, diverged[0], error.log)
         else:
-            self.close("failed", with_advice(self._config, self._job, str(error)), error.log)
+            self.close("failed", str(error), error.log)
 
     def close(self, state: str, message: str | None = None, said: Path | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""

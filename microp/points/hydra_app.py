@@ -52,7 +52,6 @@ from microp.config import (
     tracebacks,
     typed_overrides,
     what_runs,
-    with_profiles,
     word_problems,
 )
 from microp.records import RecordError, in_a_line
@@ -79,7 +78,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     _log_to_terminal()
     warnings.filterwarnings("ignore", "Callback .* raised BrokenPipeError")  # Hydra's, of a reader such as `head`
     # keys behind options: `KEY -m KEY` and `KEY -cd FOLDER KEY` are errors to argparse
-    sys.argv[1:] = sorted(with_profiles(sys.argv[1:]), key=lambda word: "=" in word and word[0] != "-")
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: "=" in word and word[0] != "-")
     asked = os.environ.get(FULL_ERROR, "0")
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors; it would print several lines and exit with code 1
     PointsCallback.began = None
@@ -239,9 +238,9 @@ class PointsCallback(Callback):
         try:
             if composed.config is None:
                 return composed
-            asked, lacking = read_composed(composed.config)
-            if asked.skip:
+            if composed.config.get("skip"):
                 return None
+            asked, lacking = read_composed(composed.config)
             knobs.add(asked, lacking)
             config = what_runs(asked)
             made = self._prepared[_key(config)] = self.prepare(config)

@@ -91,8 +91,6 @@ class TextSettings(DataSettings):
         given = f"data.path={quoted(self.path, PATH)}"
         try:
             sizes = [readable_size(path) for path in self.files()]
-        except FileNotFoundError:
-            return [f"{given} does not exist: {_GIVE}"]
         except (OSError, RuntimeError) as error:  # RuntimeError: there is no such user, in ~user
             return [f"{given} cannot be read ({reason(error)}): {_GIVE}"]
         if sum(sizes) == 0:

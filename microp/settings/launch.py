@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated
 
-from microp.settings.rules import Line, OneOf, Positive, Range, broken_rules, quoted
-from microp.system import TORCHRUN
+from microp.settings.rules import Line, OneOf, Positive, Range, broken_rules
+from microp.system import is_joined
 
 MOST = 1_000_000  # minutes, or jobs
 
@@ -18,26 +18,16 @@ MOST = 1_000_000  # minutes, or jobs
 class LaunchSettings:
     """The launcher."""
 
-    # `elastic` or `slurm`; with RANK in the environment the launch that torchrun made is joined
+    # `elastic`, which also joins a launch that torchrun made, or `slurm`
     name: Annotated[str, OneOf("elastic", "slurm")]
 
     def problems(self, ranks: int, replicas: int = 1) -> list[str]:
         """List the values that are wrong or do not fit the environment, one sentence each."""
         problems, processes = broken_rules(self, "launch."), ranks * replicas
-        world = os.environ.get("WORLD_SIZE")
-        lacking = [name for name in TORCHRUN if not os.environ.get(name, "").isdecimal()]
-        if lacking and "RANK" in os.environ:
+        if is_joined() and (world := int(os.environ["WORLD_SIZE"])) != processes:
             problems.append(
-                f"RANK={quoted(os.environ['RANK'])} is in the environment, but {', '.join(lacking)}, which torchrun "
-                f"sets too, {'is' if len(lacking) == 1 else 'are'} missing or no number: start the ranks with "
-                "torchrun, or take RANK away, with env -u RANK"
-            )
-        if not lacking and world and int(world) != processes:
-            problems.append(
-                f"ranks={ranks}, but torchrun started {world} processes: use ranks={world}"
-                if replicas == 1
-                else f"ranks={ranks} times replicas={replicas} is {processes}, but torchrun started {world} processes "
-                f"in all: let it start {processes} (--nnodes times --nproc-per-node), or change ranks or replicas"
+                f"ranks={ranks} times replicas={replicas} is {processes}, but torchrun started {world} processes: let "
+                f"it start {processes} (--nnodes times --nproc-per-node), or change ranks or replicas"
             )
         return problems
 

@@ -305,9 +305,6 @@ class LayerFacts:
     mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
 
 
-NO_FACTS = LayerFacts(0, "float32", (), (), 0, (), False, "")
-
-
 @dataclass
 class OwnSettings(ModelSettings):
     """A model whose layers a user's function makes. `own_settings` makes it."""
@@ -315,7 +312,6 @@ class OwnSettings(ModelSettings):
     builder: str  # the function's dotted path
     keys: dict[str, Any]  # the arguments of the function
     facts: LayerFacts  # what is known of its layers
-    refused: tuple[str, ...]  # why it cannot be used, one sentence each
 
     @property
     def draws(self) -> bool:
@@ -368,14 +364,12 @@ class OwnSettings(ModelSettings):
         return self.facts.lowered[layer] if computing.dtype else self.dtype
 
     def problems(self) -> list[str]:
-        return list(self.refused)
+        return []
 
 
-def own_settings(
-    name: str, builder: str, keys: dict[str, Any], facts: LayerFacts = NO_FACTS, refused: str | None = None
-) -> OwnSettings:
-    """Return the settings of a user's model; one that is refused has no layers."""
-    layers, dim = len(facts.shapes), facts.shapes[-1][-1] if facts.shapes and facts.shapes[-1] else 0
-    made = OwnSettings(name, layers, dim, facts.dtype, builder, keys, facts, (refused,) if refused else ())
+def own_settings(name: str, builder: str, keys: dict[str, Any], facts: LayerFacts) -> OwnSettings:
+    """Return the settings of a user's model."""
+    dim = facts.shapes[-1][-1] if facts.shapes[-1] else 0
+    made = OwnSettings(name, len(facts.shapes), dim, facts.dtype, builder, keys, facts)
     made.vocabulary = facts.vocabulary
     return made

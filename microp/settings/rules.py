@@ -66,15 +66,13 @@ class Positive(Rule):
 
 
 class OneOf(Rule):
-    """One of these words; `otherwise` is a further remedy, for example `null for none`."""
+    """One of these words."""
 
-    def __init__(self, *words: str, otherwise: str = "") -> None:
-        self.words, self.otherwise = words, otherwise
+    def __init__(self, *words: str) -> None:
+        self.words = words
 
     def broken(self, value: Any) -> str | None:
-        if value in self.words:
-            return None
-        return f"is not one of {', '.join(self.words)}: use one of these{self.otherwise and f', or {self.otherwise}'}"
+        return None if value in self.words else f"is not one of {', '.join(self.words)}: use one of these"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,14 +69,7 @@ class TrackingSettings:
             ]
         if self.mode == "online" and not has_key():
             return [f"tracking=online {NEEDS_KEY} use tracking=offline and `wandb sync` later"]
-        if self.mode != "disabled" and (problems := broken_rules(self, "tracking.")):
-            return problems
-        if self.system_metrics and not self.follow:
-            return [
-                "tracking.system_metrics=true measures the host while a run is followed: "
-                "add tracking.follow=true or use tracking=online"
-            ]
-        return []
+        return [] if self.mode == "disabled" else broken_rules(self, "tracking.")
 
     def folder_problem(self, output: Path) -> str | None:
         """Return why W&B's files cannot be written, for runs below `output`: W&B would silently write elsewhere."""
@@ -92,12 +84,8 @@ def not_writable(folder: Path) -> str | None:
     if folder.parts[:1] and folder.parts[0].startswith("~") and not Path(folder.parts[0]).exists():
         return "only a shell knows what ~ stands for, write the whole path"
     try:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            folder.lstat()  # fails for a path that none can have
         there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
         Path(tempfile.mkdtemp(dir=there)).rmdir()
     except OSError as error:
         return error.strerror or str(error)
-    except ValueError:  # a path with a null character
-        return "it is not a path"
     return None

@@ -17,7 +17,6 @@ from microp.system.machine import (
     GIB,
     KIB,
     MIB,
-    TORCHRUN,
     has_key,
     is_joined,
     is_over_hosts,

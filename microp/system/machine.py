@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
 
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun sets; others set some of them
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun sets; others set some of them
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 BYTES = 256  # different bytes: the vocabulary of a model of text
@@ -90,7 +90,7 @@ def no_compiler() -> list[str]:
 
 def is_joined() -> bool:
     """Return whether torchrun started this process as one of the ranks; RANK alone is set by others too."""
-    return all(os.environ.get(name, "").isdecimal() for name in TORCHRUN)
+    return all(os.environ.get(name, "").isdecimal() for name in _TORCHRUN)
 
 
 def is_over_hosts() -> bool:

@@ -56,7 +56,7 @@ def test_what_a_plan_does_not_know_stands_above_it_and_its_file_finds_one_s_own_
 
 def test_a_run_of_a_plan_for_another_machine_shows_no_memory_of_the_small_model_that_stands_in(tmp_path):
     made = write_profile(tmp_path, profile(MlpSettings("mlp", 4, 256, "float32")))
-    words = [f"device={made}", "model.layers=4", "batch_size=8"]
+    words = ["device=emulated", f"profile={made}", "model.layers=4", "batch_size=8"]
     run = ran(*words, "steps=1", "warmup_steps=0", folder=tmp_path)
     assert "MiB" not in run.stdout
 
@@ -71,20 +71,9 @@ def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):
     assert microp(*words, enough, folder=tmp_path, program="microp.plan").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("word", "without", "also"),
-    [
-        ("device.reduce_ms=1", "replicas=1", "replicas=1,2"),
-        ("device.recompute_ms=1", "checkpointing=never", "checkpointing=never,always"),
-        ("device.latency_ms=1", "replicas=8", "replicas=8,4"),
-        ("sync=flat", "replicas=1", "replicas=1,2"),
-    ],
-)
-def test_a_plan_uses_what_any_of_its_choices_uses(word, without, also):
-    words = ["ranks=8", "device=emulated", word]
-    assert compose_config(*search_words([*words, also]), name="plan")
-    with pytest.raises(ConfigError, match=rf"{word}(\.0)? is not used by "):
-        compose_config(*search_words([*words, without]), name="plan")
+@pytest.mark.parametrize("word", ["device.reduce_ms=1", "device.recompute_ms=1", "device.latency_ms=1", "sync=flat"])
+def test_a_plan_uses_what_one_of_its_choices_may_use(word):
+    assert compose_config(*search_words(["ranks=8", "device=emulated", word]), name="plan")
     with pytest.raises(ConfigError, match="steps=3 is not used by a plan: leave it out"):
         compose_config("steps=3", name="plan")
 

@@ -72,22 +72,6 @@ def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(monkey
     assert problem.startswith("schedule.name=1f1b_lifo is the name of one of microp's schedules")
 
 
-TORCHRUN = {  # its variables, and what is wrong with them; points/test_run.py has another number of ranks
-    "RANK=0": "but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, which torchrun sets too, are missing or",  # Kubernetes
-    "RANK=0 WORLD_SIZE=two LOCAL_RANK=0 LOCAL_WORLD_SIZE=2": "but WORLD_SIZE, which torchrun sets too, is missing",
-    "RANK= WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2": "RANK= is in the environment, but RANK, which",
-}
-
-
-@pytest.mark.parametrize("environment", TORCHRUN)
-def test_what_torchrun_says_must_be_whole_and_fit(environment, monkeypatch):
-    asked = config()
-    for word in environment.split():
-        monkeypatch.setenv(*word.split("="))
-    [problem] = problems(asked)
-    assert TORCHRUN[environment] in problem
-
-
 def test_a_latency_needs_the_clock_of_one_host(monkeypatch):
     asked = config("device=emulated", "device.latency_ms=1")
     assert problems(asked) == []

@@ -12,7 +12,7 @@ from own_model import mixed, settings_of
 from user import start
 
 from microp import device
-from microp.config import job_of, prediction, with_advice
+from microp.config import job_of, prediction
 from microp.device import probe_layers
 from microp.settings import AS_WRITTEN, NEVER, Computing
 from microp.simulator import stage_bytes
@@ -114,12 +114,3 @@ def test_the_same_sizes_are_the_same_question():
     typed = ["partition=sizes", "partition.sizes=[11,5]", "device=emulated", "device.per=[layer]"]
     assert chosen.run_id == job_of(*typed, "device.speed=[1,0.5]").run_id
     assert chosen.run_id != job_of(*typed).run_id
-
-
-def test_only_a_failure_for_lack_of_memory_gets_advice():
-    asked, job = config(), job_of()
-    assert with_advice(asked, job, "rank 0 waited 60 s") == "rank 0 waited 60 s"
-    for text in ("out of memory", "CUDA out of memory. Tried", "DefaultCPUAllocator: can't allocate memory"):
-        said = with_advice(asked, job, text)
-        assert "; predicted: rank 0 needs " in said
-        assert "to need less, use " in said

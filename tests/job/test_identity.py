@@ -98,7 +98,7 @@ def test_how_replicas_are_kept_equal_is_asked_only_where_there_are_some(job: Job
 
 HOW = (
     *("comms.timeout_s=7", "tracking=online", "tracking=disabled", "tracking.tags=[mine]", "launch=slurm"),
-    *("output_dir=elsewhere", "activation_limit=99", "again=true", "skip=true"),
+    *("output_dir=elsewhere", "activation_limit=99", "again=true", "skip=true", "parallel=true"),
     *("dry_run=true", "fail_fast=true"),
 )
 

@@ -54,10 +54,6 @@ def test_runs_are_followed_online_and_a_wrong_word_in_the_environment_is_one_pro
     wandb_environment(MODE="sometimes")
     [problem] = ASKED_NOTHING.resolved().problems()
     assert problem.startswith("tracking.mode=sometimes is not one of offline, online, disabled")
-    wandb_environment()  # system metrics need a run that is followed
-    [problem] = TrackingSettings("offline", None, None, None, [], None, True).resolved().problems()
-    assert problem.startswith("tracking.system_metrics=true")
-    assert TrackingSettings("offline", None, None, None, [], True, True).resolved().problems() == []
     old = TrackingSettings.recorded({"mode": "offline", "project": "microp", "entity": None, "tags": []})
     assert (old.dir, old.follow, old.system_metrics) == (None, None, False)
 
