@@ -26,6 +26,15 @@ _PIECE = 2**22
 _HEAD = 4096  # bytes
 
 
+_HEADERS: dict[bytes, tuple[str, int, str | None]] = {  # first bytes -> whose form it is, bytes, type of a token
+    (20240520).to_bytes(4, "little"): ("llm.c (and modded-nanogpt)", 1024, "uint16"),
+    (20240801).to_bytes(4, "little"): ("llm.c", 1024, "uint32"),
+    b"LITPKDS": ("lit-gpt", 24, None),
+}
+_NO_TOKENS = (b"\x93NUMPY", b"PK\x03\x04", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"ARROW1", b"MMIDIDX")
+"""What files of other programs begin with: numpy, zip, gzip, zstd, Parquet, Arrow, the index of Megatron."""
+
+
 @dataclass
 class TokenSettings(DataSettings):
     """The tokens of a file."""
@@ -77,6 +86,14 @@ class TokenSettings(DataSettings):
 
     def _problem_of_bytes(self, size: int, head: bytes) -> str | None:
         """Return why a file without a header of numpy's, of this size and with these first bytes, is not tokens."""
+        known = [header for begins, header in _HEADERS.items() if head.startswith(begins)]
+        for form, length, kind in known or _like_llm_c(head, size):
+            keys = [f"data.skip={length}"] if self.skip != length else []
+            keys += [f"data.type={kind}"] if kind and _width(self.type) != _width(kind) else []
+            if keys:
+                return f"begins with a header of {length} bytes in the form of {form}: set {' '.join(keys)}"
+        if head.startswith(_NO_TOKENS):
+            return "is compressed, a table or numpy's under another name: give numbers alone, or numpy's as .npy"
         if self.type != "uint8" and _is_text(head[self.skip :]):
             return "holds text and no tokens: use data=text, or data.type=uint8 if each byte is a token"
         if size <= self.skip or (size - self.skip) % _width(self.type):
@@ -100,7 +117,7 @@ class TokenSettings(DataSettings):
         if values.most >= vocabulary:
             return (
                 f"{has}, but the model has {vocabulary} different ones, from 0 to {vocabulary - 1}: use a model with a "
-                f"vocabulary of {values.most + 1}{'' if self._is_npy else f', or {other}, or data.skip for a header'}"
+                f"vocabulary of {values.most + 1}{'' if self._is_npy else f', or {other}'}"
             )
         if vocabulary > known and not self._is_npy:
             return (
@@ -146,6 +163,16 @@ def _alternates(tokens: Any) -> bool:
     few, many = sorted(int((half != 0).sum()) for half in halves)
     small, large = sorted(int(half.max(initial=0)) for half in halves)
     return (many >= 8 and few <= many // 4) or (len(tokens) >= 32 and small < 64 and large >= 4096)
+
+
+def _like_llm_c(head: bytes, size: int) -> list[tuple[str, int, str]]:
+    """Return the header of llm.c's form that a file of this size begins with, if it does; its first number is free.
+
+    It has 256 numbers of 4 bytes, of which the third is the number of tokens and those after it are 0.
+    """
+    count, rest = int.from_bytes(head[8:12], "little"), size - 1024
+    fitting = [kind for kind in ("uint16", "uint32") if rest > 0 and count * _width(kind) == rest]
+    return [("llm.c", 1024, kind) for kind in fitting if not any(head[12:1024])]
 
 
 def _width(kind: str) -> int:

@@ -1,6 +1,5 @@
 """A batch follows from (seed, step); a source that will not do is told before anything starts."""
 
-import gzip
 import os
 import re
 import sysconfig
@@ -153,18 +152,37 @@ def test_a_type_that_is_not_the_file_s(tmp_path, tokens, kind, read_as, vocabula
     assert TokenSettings("tokens", str(tmp_path / "tokens.npy"), read_as).problems(9, 2**17) == []
 
 
+LLM_C = "a header of 1024 bytes in the form of llm.c"
+
+
+def llm_c(magic: int, version: int, kind: str) -> bytes:
+    header = np.zeros(256, np.int32)
+    header[:3] = magic, version, len(WORDS)
+    return header.tobytes() + WORDS.astype(kind).tobytes()
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (np.array([20240520, 1, *[0] * 254], np.int32).tobytes(), "or data.skip for a header"),  # as of llm.c
+        (llm_c(20240520, 1, "uint16"), f"{LLM_C} (and modded-nanogpt): set data.skip=1024"),
+        (llm_c(20240801, 7, "uint32"), f"{LLM_C}: set data.skip=1024 data.type=uint32"),
+        (llm_c(20300101, 9, "uint32"), f"{LLM_C}: set data.skip=1024 data.type=uint32"),
+        (b"LITPKDS" + bytes(17) + WORDS.astype("uint16").tobytes(), "in the form of lit-gpt: set data.skip=24"),
         ("What is this?\r\n\tCafé ".encode() * 300, "holds text and no tokens: use data=text"),
-        (gzip.compress(WORDS.tobytes()), "but the model has 50257 different ones"),
+        (b"\x1f\x8b" + bytes(100), "is compressed, a table or numpy's under another name: give numbers alone"),
     ],
 )
 def test_a_file_that_begins_with_something_else(tmp_path, content, said):
-    (tmp_path / "shard.bin").write_bytes(content + WORDS.astype("uint16").tobytes() + b"x" * (len(content) % 2))
-    [problem] = TokenSettings("tokens", str(tmp_path / "shard.bin"), "uint16").problems(9, 50_257)
+    (tmp_path / "shard.bin").write_bytes(content)
+    settings = TokenSettings("tokens", str(tmp_path / "shard.bin"), "uint16")
+    [problem] = settings.problems(9, 50_257)
     assert said in problem
+    keys = dict(word.removeprefix("data.").split("=") for word in problem.partition("set ")[2].split())
+    if "skip" in keys:  # what is advised is what does
+        asked = TokenSettings("tokens", settings.path, keys.get("type", "uint16"), skip=int(keys["skip"]))
+        assert asked.problems(9, 50_257) == []
+        whole = open_data(asked, 20, len(WORDS) - 1, seed=0)(0)
+        assert torch.equal(whole[0], torch.from_numpy(WORDS))
 
 
 def test_contents_tell_data_from_others_at_the_same_path(tmp_path):
