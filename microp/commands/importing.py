@@ -139,7 +139,7 @@ def _import(options: argparse.Namespace) -> None:
         profile, assumed = foreign.profile_of(traced, rows, layers, costs, options.rows)
         write_text(options.profile, yaml.safe_dump(to_plain(profile), sort_keys=False, width=120))
         words = f"model.layers={profile.model['layers']} ranks={profile.ranks} batch_size={profile.batch_size}"
-        print(f"profile: python -m microp.plan device=emulated {shlex.quote(f'profile={options.profile}')} {words}")
+        print(f"profile: python -m microp.plan {shlex.quote(f'device={options.profile}')} {words}")
         print(*(f"  assumed: {note}" for note in usual + assumed), sep="\n")
     if options.csv:
         write_text(options.csv, to_torch_csv(order))

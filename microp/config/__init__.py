@@ -20,6 +20,7 @@ from microp.config.config import (
     typed_folder,
     typed_overrides,
     what_runs,
+    with_profiles,
     word_problems,
 )
 from microp.config.errors import REFUSED, ConfigError, RunError, Stop, log_traceback, refusal, tracebacks

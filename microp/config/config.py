@@ -127,6 +127,16 @@ def evaluate(text: str) -> Any:
 # --- words to configurations ------------------------------------------------------------------------
 
 
+def with_profiles(words: Sequence[str]) -> list[str]:
+    """Return a command's words with `device=emulated profile=FILE` for `device=FILE`; a file's name ends in .yaml."""
+    replaced = []
+    for word in words:
+        key, _, value = word.partition("=")
+        is_profile = key == "device" and all(file.endswith((".yaml", ".yml")) for file in value.split(","))
+        replaced += ["device=emulated", f"profile={value}"] if is_profile else [word]
+    return replaced
+
+
 def word_problems(words: Sequence[str]) -> list[str]:
     """Return which overrides Hydra takes although the record would not say what ran, one sentence each."""
     problems = []
@@ -161,7 +171,8 @@ def compose_config(*overrides: str, name: str = "config", folder: Path | str | N
     Raises:
         ConfigError: a key or an option does not exist, a value has the wrong type, or a key is not used.
     """
-    if problems := word_problems(overrides):
+    words = with_profiles(overrides)
+    if problems := word_problems(words):
         raise ConfigError(problems)
     if folder is not None:
         see_current_folder()
@@ -169,7 +180,7 @@ def compose_config(*overrides: str, name: str = "config", folder: Path | str | N
     knobs = Knobs()
     try:
         with composer(None if folder is None else Path(folder)) as searched:
-            config = compose(name, [*searched, *overrides])
+            config = compose(name, [*searched, *words])
         knobs.add(*read_composed(config))
     except REFUSED as error:
         raise ConfigError(refusal(error)) from error
@@ -317,7 +328,8 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
     for key in keys.keys() - known:
         near = get_close_matches(key, knobs, 1)
         other = next((option for option in options_of(group) if key in default_values(group, option)), None)
-        of_other = f"; {group}={other} has it" if other else ""
+        in_file = f"in a file: `override {group}: {other}` in its defaults list"
+        of_other = f"; {group}={other} has it: type {group}={other} ({in_file})" if other else ""
         remedy = f"did you mean {group}.{near[0]}?" if near else has + of_other
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking

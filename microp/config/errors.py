@@ -10,7 +10,8 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from microp.config.schema import all_keys
+from microp.config.schema import GROUPS, all_keys
+from microp.settings import quoted
 from microp.system import sweep_names
 
 # By these Hydra and its libraries refuse what a user typed or wrote into a file; a ConfigError is a ValueError.
@@ -54,24 +55,37 @@ def refusal(error: BaseException) -> list[str]:
     if cause is not None and first_line(cause) not in texts[0]:
         texts[0] = texts[0].removesuffix(f": {type(cause).__name__} raised while composing config:")
         texts.append(first_line(cause))
-    key, names = "", []
     if isinstance(error, OverrideParseException):
-        key = error.override
-    elif isinstance(error, MissingConfigException):
+        if "=~" in error.override:  # a shell leaves it as it is after a word
+            return [f"{quoted(error.override)}: only a shell knows what ~ stands for, write the whole path"]
+        if error.override not in texts[0]:
+            texts.insert(0, error.override)
+    key, names = "", []
+    if isinstance(error, MissingConfigException):
         group, _, key = str(error.missing_cfg_file).rpartition("/")
         names = list(error.options or []) if group else sweep_names()
     elif isinstance(source := cause or error, OmegaConfBaseException):
         key = str(source.full_key or source.key or "")
         names = all_keys() if isinstance(source, ConfigAttributeError | ConfigKeyError) else []
-    if key not in " ".join(texts):
-        texts.insert(0, key)
+        if key not in " ".join(texts):
+            texts.insert(0, key)
+    near = get_close_matches(key, names, 1) or [name for name in names if key == _initials(name)]
     texts[0] = texts[0].removeprefix("In 'base': ")  # microp's own file; another one's name helps
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
-    if near := get_close_matches(key, names, 1):
-        return [f"{text} (did you mean {near[0]}?)"]
-    if isinstance(error, MissingConfigException):
-        return [f"{text}: use one of {', '.join(names)}, or -cd FOLDER, which has {error.missing_cfg_file}.yaml"]
-    return [f"{text}: several values are a sweep, add -m" if text.startswith("Ambiguous value") else text]
+    text += ": several values are a sweep, add -m" if text.startswith("Ambiguous value") else ""
+    if "of type 'list'" in text or "of type 'ListConfig'" in text:
+        text += ": several values are a sweep, as 4,8 with -m, or in a file's hydra.sweeper.params"
+    elif key in GROUPS and "Cannot assign" in text:
+        text += f": a file chooses an option in its defaults list, by `override {key}: NAME`"
+    missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
+    if missing and not (near or text.startswith("In ") or missing.startswith("hydra/")):
+        known = f"; {missing.rpartition('/')[0]} is one of {', '.join(names)}" if "/" in missing else ""
+        text += f": -cd FOLDER names the folder that has {missing}.yaml{known}"
+    return [f"{text} (did you mean {near[0]}?)" if near else text]
+
+
+def _initials(name: str) -> str:
+    return "".join(word[0] for word in name.split("_") if word)
 
 
 def first_line(error: BaseException) -> str:

@@ -150,7 +150,10 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), keys))
     except MissingMandatoryValue as error:  # a file has set the option's name alone
-        raise ValueError(f"{group}.{error.full_key} is missing: {group}=NAME chooses an option with its keys") from None
+        raise ValueError(
+            f"{group}.{error.full_key} is missing: {group}=NAME chooses an option with all its keys, and in a file "
+            f"`override {group}: NAME` in its defaults list"
+        ) from None
     except OmegaConfBaseException as error:
         raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
 

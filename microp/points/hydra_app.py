@@ -52,6 +52,7 @@ from microp.config import (
     tracebacks,
     typed_overrides,
     what_runs,
+    with_profiles,
     word_problems,
 )
 from microp.records import RecordError, in_a_line
@@ -78,7 +79,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     _log_to_terminal()
     warnings.filterwarnings("ignore", "Callback .* raised BrokenPipeError")  # Hydra's, of a reader such as `head`
     # keys behind options: `KEY -m KEY` and `KEY -cd FOLDER KEY` are errors to argparse
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: "=" in word and word[0] != "-")
+    sys.argv[1:] = sorted(with_profiles(sys.argv[1:]), key=lambda word: "=" in word and word[0] != "-")
     asked = os.environ.get(FULL_ERROR, "0")
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors; it would print several lines and exit with code 1
     PointsCallback.began = None

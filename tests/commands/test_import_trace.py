@@ -55,7 +55,7 @@ def test_what_if_profile_and_csv(folder):
     words = ("device=emulated", "profile=there.yaml", "model.layers=8", "chunks=4", "batch_size=4", "schedule=1f1b")
     priced = microp(*words, "output=json", folder=folder, program="microp.simulate")
     assert '"makespan": 154.0' in priced.stdout, priced.stderr
-    words = ("device=emulated", "profile=there.yaml", "model.layers=8", "batch_size=4", "schedule=gpipe,1f1b,zb_h1")
+    words = ("device=there.yaml", "model.layers=8", "ranks=2", "batch_size=4", "schedule=gpipe,1f1b,zb_h1")
     planned = ran(*words, folder=folder, program="microp.plan")
     assert "MiB" not in planned.stdout
     refused = microp(*words, "memory_gib=2", folder=folder, program="microp.plan")

@@ -44,7 +44,7 @@ def test_a_plan_for_another_machine_runs_on_emulated_ranks_as_it_was_priced(tmp_
     machine = profiled.MACHINE._replace(device="cuda", cores=96)
     made = profiled.profile(model, machine, after={}, optimizer=(2.0, 1.0))
     path = write_profile(tmp_path, made).rename(tmp_path / "elsewhere.yaml")
-    words = ["device=emulated", f"profile={path.name}", "model.layers=5", "ranks=2", "batch_size=32", "memory_gib=1"]
+    words = [f"device={path.name}", "model.layers=5", "ranks=2", "batch_size=32", "memory_gib=1"]
     done = ran(*words, "schedule=zb_h1", "chunks=2", folder=tmp_path, program="microp.plan")
     assert "microbatches of" not in done.stdout
     [plans] = (tmp_path / "outputs" / "plans").glob("*.json")
