@@ -22,7 +22,8 @@ from microp.job import NOT_ASKED
 from microp.records import LAUNCH
 from microp.results.comparison import compare
 from microp.results.frames import records
-from microp.results.selection import MISSING, size_of, spelling, text_of
+from microp.results.selection import size_of, spelling, text_of
+from microp.results.swept import MISSING
 
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from microp.records import Row, disturbances
 from microp.results.frames import read_runs
+from microp.results.swept import MISSING, text
 from microp.system import flatten
 
 if TYPE_CHECKING:  # ranks do not import pandas
@@ -42,7 +43,6 @@ SHORT = {
 }
 ORDERS: dict[str, Callable[[Any, Any], pd.Series]] = {">": gt, ">=": ge, "<": lt, "<=": le}
 FEW = 8  # values of a key that a message lists
-MISSING = "-"  # the text of a value that is missing
 _FILTER = re.compile(r"\s*([^=<>!]+?)\s*(!=|>=|<=|==?|>|<)(.*)", re.DOTALL)
 _BETWEEN = re.compile(r"[,\s]+(?=[\w.-]+\s*[=<>!])")
 
@@ -92,13 +92,7 @@ def size_of(value: Any) -> float:
 
 def text_of(value: Any) -> str:
     """Return a value as it is typed on the command line; - if it is missing."""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(text_of, value))}]"
-    if is_missing(value):
-        return MISSING
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    return MISSING if is_missing(value) else text(value)
 
 
 def shown(value: Any, column: str) -> str:
