@@ -72,8 +72,6 @@ def wandb_uid(attempt: Path, name: str) -> str:
 
     The role comes first, then the schedule and its numbers, as in `r0-1f1b-m8-k2-<uid>`.
     """
-    if known := completed(attempt).get(name):
-        return known
     agent = read_env(attempt).get("wandb_agent", {})
     if agent and name == SUMMARY:
         return str(agent["run_id"])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
 from math import isnan, nan
 from pathlib import Path
 
@@ -108,30 +107,26 @@ def _run_here(point: Planned, plan: SweepPlan) -> Path:
     def tell(owner: str) -> None:
         console.note(f"{point.job.run_id} is being run by {owner}: this sweep waits, and takes its result")
 
-    with hold(point.run, waiting=tell) as locked:
+    with hold(point.run, waiting=tell):
         if done := point.finished(plan.again):
             board.skip()
             return done
         experiment = experiment_of(plan.head["name"])
-        return _run_locked(point.config, point.job, point.overrides, experiment, locked, point.known)
+        return _run_locked(point.config, point.job, point.overrides, experiment, point.known)
 
 
 def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str | None = None) -> Path:
     """Run one point and return the attempt's folder, where a failure is recorded; LockedError: it runs elsewhere."""
     records = speaks()  # of the ranks that torchrun started, rank 0 makes the folder
-    with hold(Path(point.output_dir) / "runs" / job.run_id) if records else nullcontext(True) as locked:
-        return _run_locked(point, job, typed, experiment, locked)
+    with hold(Path(point.output_dir) / "runs" / job.run_id) if records else nullcontext():
+        return _run_locked(point, job, typed, experiment)
 
 
-def _run_locked(
-    point: Config, job: Job, typed: Sequence[str], experiment: str | None, locked: bool, known: int = 0
-) -> Path:
+def _run_locked(point: Config, job: Job, typed: Sequence[str], experiment: str | None, known: int = 0) -> Path:
     from microp import worker  # torch takes a second, too slow for --help and TAB
     from microp.points.attempt import Attempt
     from microp.points.joined import run_as_rank
 
-    if not locked:
-        _warn_of_no_locks(point.output_dir)
     if is_joined():
         return run_as_rank(point, job, experiment, typed)
     steps = len(list(job.phases()))
@@ -144,11 +139,6 @@ def _run_locked(
         except worker.RankError as error:
             raise worker.explained(error, job, attempt, point.launch.shutdown_s, start) from None
     return attempt
-
-
-@cache
-def _warn_of_no_locks(output: str) -> None:
-    console.warn(f"the file system of {output} has no locks: nothing keeps another process from running the same point")
 
 
 def _objective(attempt: Path, *, in_sweep: bool = False) -> float:

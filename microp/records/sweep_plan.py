@@ -15,10 +15,8 @@ A sweep's process has a `SweepPlan`; reports read a `Plan`, whose points are run
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,10 +69,7 @@ class SweepPlan:
     def add(self, point: Row) -> None:
         """Add a point that a sweeper has only just chosen; several processes may do so at once."""
         with hold(self.folder, waiting=lambda _: None):
-            with self._points.open("a+b") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-                end = b"" if file.read() in (b"\n", b"") else b"\n"  # a process was killed while it wrote a line
-                file.write(end + self._line(point).encode())
+            write_text(self._points, self._points.read_text() + self._line(point))
             write_json(self.folder / "plan.json", {**self.head, "points": _listed(self.points())})
 
     def find(self, overrides: Sequence[str]) -> Row | None:
@@ -85,12 +80,8 @@ class SweepPlan:
         return self._known.get(asked)
 
     def points(self) -> list[Row]:
-        """Return all points, in their order; a line that a kill cut short is left out."""
-        points: list[Row] = []
-        for line in self._points.read_bytes().splitlines() if self._points.exists() else ():
-            with suppress(ValueError):
-                points.append(json.loads(line))
-        return points
+        """Return all points, in their order."""
+        return list(map(json.loads, self._points.read_text().splitlines())) if self._points.exists() else []
 
     def _line(self, point: Row) -> str:
         """Return the line of a point; a point with secrets is written without them, and kept whole in this process."""

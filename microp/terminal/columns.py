@@ -78,12 +78,10 @@ def show(columns: Sequence[Column], whole: str) -> None:
     for row in zip(*(column.values for column in kept), strict=True):
         cells = zip(kept, row, strict=True)
         table.add_row(*(Text(value, column.style, no_wrap=True, overflow="ellipsis") for column, value in cells))
-    with out.capture() as captured:
-        out.print(table)
-    out.file.write(captured.get())
+    out.print(table)
     if left_out := [column.name for column in columns if column not in kept]:
         paragraph(f"left out, no room: {', '.join(left_out)} (whole in {whole})")
-    elif narrow and CUT in captured.get():
+    elif any(width < max(map(cell_len, column.values), default=0) for column, width in zip(kept, widths, strict=True)):
         paragraph(f"{CUT} stands for what had no room (whole in {whole})")
     if sentences := dict.fromkeys(column.about for column in kept if column.about):
         paragraph(" ".join([*sentences, PAGE]))

@@ -118,22 +118,21 @@ def _read_options(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", metavar="word", help="a folder of runs (default: outputs), and filters")
-    parser.add_argument("--columns", default="", help="the columns to show, joined by commas; help lists all")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--columns", default="", help="the columns to show, joined by commas; help lists all")
     parser.add_argument("--csv", action="store_true", help="whole rows as CSV, with the chosen columns or all")
     parser.add_argument("--all", action="store_true", help="all attempts, not only the newest finished one of each run")
     parser.add_argument("-n", "--limit", type=int, help="how many rows (default: 20, with --csv all of them; 0: all)")
-    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="runs, folders, or filters joined by commas")
-    parser.add_argument("--delete", action="store_true", help="delete the runs, after a question")
+    task.add_argument("--compare", nargs=2, metavar=("A", "B"), help="runs, folders, or filters joined by commas")
+    task.add_argument("--delete", action="store_true", help="delete the runs, after a question")
     parser.add_argument("--yes", action="store_true", help="delete without the question")
     options = parser.parse_intermixed_args(arguments)
     if (options.limit or 0) < 0:
         parser.error(f"--limit {options.limit} is less than 0: use 0 for all rows")
-    if options.compare and (options.columns or options.all):
-        parser.error("--compare has its own columns and takes one attempt of each run: leave out --columns and --all")
-    if options.yes and not options.delete:
-        parser.error("--yes answers the question of --delete: add --delete")
-    if options.delete and (options.compare or options.columns or options.csv or options.limit is not None):
-        parser.error("--delete takes all runs that meet the filters: leave out --compare, --columns, --csv, -n")
+    if options.compare and options.all:
+        parser.error("--compare takes one attempt of each run: leave out --all")
+    if options.delete and (options.csv or options.limit is not None):
+        parser.error("--delete takes all runs that meet the filters: leave out --csv and -n")
     if options.delete and not any(sign in word for word in options.words for sign in "=<>"):
         parser.error("--delete needs a filter: write for example status=failed; 'chunks>0' takes all runs")
     return options

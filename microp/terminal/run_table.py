@@ -52,8 +52,6 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
         several = len(rows) > 1
         which = f"{len(disturbed)} of {len(rows)} runs" if several else "this run"
         remedy = f"run again{' with again=true' if several else ''} on an idle machine"
-        if any(row.is_crowded for row in disturbed):
-            remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
         kinds = dict.fromkeys(reason.kind for row in disturbed for reason in row.disturbed)
         if kinds.keys() <= {"nominal", "overruns"}:
             remedy = "the real work takes longer than it was told: use longer times, or a smaller model.dim"

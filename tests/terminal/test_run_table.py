@@ -117,8 +117,6 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     assert "disturbed: 2 of 3 runs (spread, overruns); run again with again=true on an idle machine." in whole
     alone = " ".join(lines(rows[1:2]))
     assert "disturbed: this run (spread); run again on an idle machine." in alone
-    crowded = " ".join(lines([rows[1]._replace(env={"cores": 1})]))
-    assert "disturbed: this run (spread); more ranks than cores measure the cores: use fewer ranks, or" in crowded
 
 
 def test_a_failed_run_has_its_state(lines):
