@@ -93,7 +93,6 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
     point = Planned.now(overrides(), asked, make_job(asked))
     plan.add(point.record())
     if board.is_open and not point.finished(plan.again):
-        board.add(len(list(point.job.phases())))
         for warning in config_checks.warnings(point.config, point.job):
             console.warn(warning)
     return point

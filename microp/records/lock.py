@@ -44,26 +44,24 @@ class LockedError(RuntimeError):
 def hold(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the lock of a run's or a sweep's folder, which is made if it is missing, also if it goes meanwhile.
 
-    `waiting` is called once for each other process that is waited for, with its name; None: do not wait.
+    `waiting` is called once if another process is waited for, with its name; None: do not wait.
 
     Raises:
         LockedError: another process holds the lock, and `waiting` is None.
         WriteError: the folder or the file cannot be made, or the file system has no locks.
     """
     path = folder / "lock"
-    lock, told = FileLock(path, thread_local=False), None
-    while not lock.is_locked:
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            owner = _read(path)
-            if waiting is None:
-                raise LockedError(folder, _named(owner)) from None
-            if owner and owner != told:  # a process that has only just got it writes in a moment
-                waiting(_named(told := owner))
-            time.sleep(POLL_S)
-        except OSError as error:
-            raise unwritable(path, error) from error
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        owner = _named(_read(path))
+        if waiting is None:
+            raise LockedError(folder, owner) from None
+        waiting(owner)
+        lock.acquire(poll_interval=POLL_S)
+    except OSError as error:
+        raise unwritable(path, error) from error
     with suppress(OSError):  # a full disk: the lock holds all the same
         path.write_text(json.dumps({**this_process(), "since": time.time()}))
     try:

@@ -37,7 +37,6 @@ class SweepPlan:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._points = folder / "points.jsonl"
-        self._known: dict[tuple[str, ...], Row] = {}  # those that have been read, by their overrides
         self._secret: dict[tuple[str, ...], Row] = {}  # points that are not whole on disk
 
     @property
@@ -74,10 +73,9 @@ class SweepPlan:
 
     def find(self, overrides: Sequence[str]) -> Row | None:
         """Return the point with these overrides; None if the plan has none."""
-        asked = tuple(overrides)
-        if asked not in self._known:  # a sweeper may have added it meanwhile, in any process
-            self._known = {tuple(point["overrides"]): point for point in reversed(self.points())} | self._secret
-        return self._known.get(asked)
+        if whole := self._secret.get(tuple(overrides)):
+            return whole
+        return next((point for point in self.points() if point["overrides"] == list(overrides)), None)
 
     def points(self) -> list[Row]:
         """Return all points, in their order."""
@@ -94,7 +92,7 @@ class SweepPlan:
 
 
 def plan_in(folder: Path) -> SweepPlan:
-    """Return the plan of the sweep in a folder; it reads each line of it once."""
+    """Return the plan of the sweep in a folder, the same one in the whole process."""
     return _plan_in(folder, Path.cwd())
 
 
