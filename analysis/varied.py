@@ -11,33 +11,30 @@ nothing to do with one another. Who sets such runs side by side has to name both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from microp.job import NOT_ASKED
 from microp.records import LAUNCH
+from microp.results import telling_columns
 
 FIRST = ("chunks", "ranks", "batch_size", "schedule", "partition", "checkpointing", "model", "device", "comms")
 
 
 def varying(runs: pd.DataFrame) -> list[str]:
     """Return the configuration keys in which the runs differ, without those that follow from other keys."""
-    return _kept(runs, lambda _: "")
+    return telling_columns(_texts(runs))
 
 
 def differing(runs: pd.DataFrame) -> list[str]:
     """Return the configuration keys in which the runs differ, without those that follow from their group's others."""
-    return _kept(runs, group_of)
-
-
-def _kept(runs: pd.DataFrame, group: Callable[[str], str]) -> list[str]:
-    """Return the keys with several values that do not follow from others of their group."""
-    kept: list[str] = []
-    for key in _several(runs):
-        kept += [key] * (not _follows(runs, key, [other for other in kept if group(other) == group(key)]))
-    return kept
+    texts = _texts(runs)
+    groups: dict[str, dict[str, list[str]]] = {}
+    for key, values in texts.items():
+        groups.setdefault(group_of(key), {})[key] = values
+    kept = {group: telling_columns(of_group) for group, of_group in groups.items()}
+    return [key for key in texts if key in kept[group_of(key)]]
 
 
 def group_of(key: str) -> str:
@@ -57,21 +54,17 @@ def say(key: str, value: Any) -> str:
     return number if key.endswith(".name") else f"{key}={number}"
 
 
-def _several(runs: pd.DataFrame) -> list[str]:
-    """Return the keys with several values, without the launch and what is no part of the question; names first."""
+def _texts(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the keys with several values, and the values of the runs; names first.
+
+    The launch and what is no part of the question are left out.
+    """
     asked = [column.removeprefix("config.") for column in runs.columns if column.startswith("config.")]
     asked = [key for key in asked if group_of(key) not in (*NOT_ASKED, LAUNCH.removeprefix("config."))]
-    return sorted((key for key in asked if len(set(map(str, runs[f"config.{key}"].tolist()))) > 1), key=_rank)
+    texts = {key: list(map(str, runs[f"config.{key}"].tolist())) for key in sorted(asked, key=_rank)}
+    return {key: values for key, values in texts.items() if len(set(values)) > 1}
 
 
 def _rank(key: str) -> tuple[bool, int, str]:
     group = group_of(key)
     return not (key == group or key.endswith(".name")), FIRST.index(group) if group in FIRST else len(FIRST), key
-
-
-def _follows(runs: pd.DataFrame, key: str, others: Sequence[str]) -> bool:
-    """Return whether the value of a key is the same in all runs with equal values of `others`."""
-    if not others:
-        return False
-    groups = runs[f"config.{key}"].map(str).groupby([runs[f"config.{other}"].map(str) for other in others])
-    return bool(groups.nunique().max() == 1)

@@ -230,7 +230,7 @@ def show_prices(points: Sequence[Priced]) -> None:
     """Print a table of simulated schedules; a single one with its timeline."""
     configs, typed = [point.config for point in points], points[0].overrides
     heading = "simulated:" if len(points) == 1 else f"{len(points)} simulated, the same in all:"
-    paragraph(" ".join([heading, *same(configs, typed, out.width - len(heading) - 1, MATTERS)]), style="")
+    paragraph(" ".join([heading, *same(configs, typed, MATTERS)]), style="")
     prices = [point.figures for point in points]
     results = [
         Column(name, list(map(text, prices)), importance=importance, about=f"{name}: {meaning}." if meaning else "")

@@ -5,5 +5,5 @@
     outputs/runs/... ── mirror ──► outputs/wandb/...        wandb is imported only where it is used
 """
 
-from microp.mirror.files import Belongings, belongings, is_running, remove, take_agent
+from microp.mirror.files import is_running, remove, take_agent
 from microp.mirror.mirroring import mirror

@@ -40,7 +40,8 @@ class Charts:
     def __init__(self, attempt: Path) -> None:
         self._config = config = read_config(attempt)
         processes = config["ranks"] * config.get("replicas", 1)
-        self._files = [NewRows(attempt / f"steps.rank{rank}.jsonl") for rank in range(processes)]
+        self._files = [attempt / f"steps.rank{rank}.jsonl" for rank in range(processes)]
+        self._read = [0] * processes  # bytes of each file
         self.rows: list[list[Row]] = [[] for _ in self._files]
         engine, sync = config["engine"]["name"], config.get("sync", {}).get("name")
         self._engine = "microp" if engine == "compare" else engine
@@ -51,9 +52,16 @@ class Charts:
         self._attempt = attempt
 
     def read_new_rows(self) -> None:
-        """Read the rows that have been written since the last call."""
-        for rows, file in zip(self.rows, self._files, strict=True):
-            rows += file
+        """Read the rows that have been written since the last call, without a line that is being written."""
+        for rank, path in enumerate(self._files):
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                file.seek(self._read[rank])
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._read[rank] += len(line)
+                        self.rows[rank].append(json.loads(line))
 
     def steps(self, first: int) -> Iterator[tuple[Row, ...]]:
         """Yield the rows of all ranks in each step that all of them have ended, from the step with this index on."""
@@ -132,28 +140,6 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             scalars[key] = value
     return scalars
-
-
-class NewRows:
-    """Reads the rows that a file gets, which may not exist yet; a line that is being written waits for its end."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield the rows that were added since the last time."""
-        if not self._path.exists() or self._path.stat().st_size == self._read:
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            added = file.read()
-        whole, end, _ = added.rpartition(b"\n")
-        self._read += len(whole) + len(end)
-        for line in whole.splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:  # as `records.read_rows`: what follows is not used
-                return
 
 
 def _slowest(step: Sequence[Row]) -> float:

@@ -15,7 +15,6 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from microp.records import (
     RUNNING,
@@ -73,8 +72,6 @@ def wandb_uid(attempt: Path, name: str) -> str:
 
     The role comes first, then the schedule and its numbers, as in `r0-1f1b-m8-k2-<uid>`.
     """
-    if known := completed(attempt).get(name):
-        return known
     agent = read_env(attempt).get("wandb_agent", {})
     if agent and name == SUMMARY:
         return str(agent["run_id"])
@@ -82,29 +79,15 @@ def wandb_uid(attempt: Path, name: str) -> str:
     return "-".join(filter(None, (name.replace("rank", "r"), about, read_status(attempt)["uid"])))
 
 
-class Belongings(NamedTuple):
-    """An attempt and what belongs to it."""
-
-    attempt: Path  # its folder
-    wandb: list[Path]  # the folders of its W&B runs
-
-    @property
-    def size(self) -> int:
-        """The bytes of all files."""
-        folders = (self.attempt, *self.wandb)
-        return sum(path.lstat().st_size for folder in folders for path in folder.rglob("*") if not path.is_dir())
-
-
-def belongings(attempt: Path) -> Belongings:
-    """Return what belongs to an attempt; no W&B runs if its records do not tell their ids."""
+def _wandb_folders(attempt: Path) -> set[Path]:
+    """Return the folders of an attempt's W&B runs; none if its records do not tell their ids."""
     try:
         settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
         ids = [read_status(attempt)["uid"], *completed(attempt).values(), wandb_uid(attempt, SUMMARY)]
         folder = settings.folder(attempt.absolute().parents[2])
-        paths = [path for uid in ids for path in files_of(uid, folder)]  # an id may be the end of another
-        return Belongings(attempt, list(dict.fromkeys(paths)))
+        return {path for uid in ids for path in files_of(uid, folder)}  # an id may be the end of another
     except (RecordError, KeyError, TypeError):
-        return Belongings(attempt, [])
+        return set()
 
 
 def is_running(attempt: Path) -> bool:
@@ -115,24 +98,24 @@ def is_running(attempt: Path) -> bool:
         return False
 
 
-def remove(doomed: Belongings) -> bool:
+def remove(attempt: Path) -> bool:
     """Delete an attempt, its W&B runs, and its run's folder if it was the last; return False if it runs.
 
     Raises:
         OSError: a file cannot be deleted.
     """
-    run = doomed.attempt.parent
+    run = attempt.parent
     try:
         with hold(run):  # no process may start the run meanwhile
-            if is_running(doomed.attempt):  # it was started after it had been listed
+            if is_running(attempt):  # it was started after it had been listed
                 return False
-            for folder in filter(Path.is_dir, doomed.wandb):
+            for folder in _wandb_folders(attempt):
                 shutil.rmtree(folder)
                 for path in folder.parent.iterdir():  # links to deleted folders, such as `latest-run`
                     if path.is_symlink() and not path.exists():
                         path.unlink()
-            hidden = doomed.attempt.with_name(f".{doomed.attempt.name}.deleted")  # half of an attempt is never read
-            doomed.attempt.rename(hidden)
+            hidden = attempt.with_name(f".{attempt.name}.deleted")  # half of an attempt is never read
+            attempt.rename(hidden)
             shutil.rmtree(hidden)
             if not attempts(run):
                 (run / "lock").unlink(missing_ok=True)

@@ -13,7 +13,6 @@ A point of a sweep is what was planned and checked before the first one started,
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import cache
 from math import nan
 from pathlib import Path
 
@@ -84,7 +83,6 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
     point = Planned.now(overrides(), asked, make_job(asked), experiment_of(config_name()))
     plan.add(point.record())
     if board.is_open and not point.finished(plan.again):
-        board.add(len(list(point.job.phases())))
         for warning in config_checks.warnings(point.config, point.job):
             console.warn(warning)
     return point
@@ -98,38 +96,31 @@ def _run_here(point: Planned, plan: SweepPlan) -> Path:
     def tell(owner: str) -> None:
         console.note(f"{point.job.run_id} is being run by {owner}: this sweep waits, and takes its result")
 
-    with hold(point.run, waiting=tell) as locked:
+    with hold(point.run, waiting=tell):
         if done := point.finished(plan.again):
             board.skip()
             return done
-        return _run_locked(point, locked)
+        return _run_locked(point)
 
 
 def run_attempt(point: Planned) -> Path:
     """Run one point and return the attempt's folder, where a failure is recorded; LockedError: it runs elsewhere."""
     records = speaks()  # of the ranks that torchrun started, rank 0 makes the folder
-    with hold(point.run) if records else nullcontext(True) as locked:
-        return _run_locked(point, locked)
+    with hold(point.run) if records else nullcontext():
+        return _run_locked(point)
 
 
-def _run_locked(point: Planned, locked: bool) -> Path:
+def _run_locked(point: Planned) -> Path:
     from microp import worker  # torch takes a second, too slow for --help and TAB
     from microp.points.attempt import Attempt
     from microp.points.joined import run_as_rank
 
-    if not locked:
-        _warn_of_no_locks(point.config.output_dir)
     if is_joined():
         return run_as_rank(point)
     job, start = point.job, worker.run_threads if point.job.backend == "threads" else worker.launch_ranks
     with Attempt(point) as attempt, board.point(job.run_id, len(list(job.phases())), attempt / "steps.rank0.jsonl"):
         start(job, attempt)
     return attempt
-
-
-@cache
-def _warn_of_no_locks(output: str) -> None:
-    console.warn(f"the file system of {output} has no locks: nothing keeps another process from running the same point")
 
 
 def _objective(attempt: Path, *, in_sweep: bool = False, fail_fast: bool = False) -> float:

@@ -3,26 +3,24 @@
 ::
 
     write_text   draft ── whole ──► replaces the file      ── fails ──► draft removed, WriteError
-    Lines        lines ── whole ──► end of the file        ── fails ──► WriteError; readers leave a part of a line out
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
-import resource
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from microp.settings import quoted
-from microp.system import KIB, size_text
+from microp.system import KIB
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some room, or choose another output_dir"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit, for example with ulimit -n 4096"),
+}
 _SMALL = 16 * KIB  # bytes: an error with its traceback, a status
-_INSTEAD = "or choose another output_dir; the same command then goes on"
-_ASKED = re.compile(r"tried to allocate (\d+) bytes")
 _LONGEST = 300  # characters of what an error says
 _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 
@@ -31,42 +29,27 @@ class WriteError(OSError):
     """A file cannot be written, for a reason that the next run would meet too; the message names path and remedy."""
 
 
-def unwritable(path: Path, error: OSError, nbytes: int = 0) -> WriteError:
-    """Return the error that tells why a file of `nbytes` cannot be written."""
-    if error.errno in _FULL:
-        folder = _first_folder(path)
-        disk = next(parent for parent in (folder, *folder.parents) if parent.is_mount())
-        room = f"{size_text(nbytes)} needed, {size_text(_free(folder))} free"
-        return WriteError(f"no room in {disk} for {path} ({room}): free some, {_INSTEAD}")
-    if error.errno in _NO_DESCRIPTORS:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        remedy = f"a process may have {limit}; raise it, for example ulimit -n 4096"
-        return WriteError(f"too few file descriptors for {path}: {remedy}")
-    return WriteError(f"{path} cannot be written ({error.strerror or error}): make it writable, {_INSTEAD}")
+def unwritable(path: Path, error: OSError) -> WriteError:
+    """Return the error that tells why a file cannot be written, and what to do."""
+    remedy = _REMEDIES.get(error.errno or 0, "make it writable, or choose another output_dir")
+    reason = f"{path} cannot be written ({error.strerror or error})"
+    return WriteError(f"{reason}: {remedy}; the same command then goes on")
 
 
 def full_disk(path: Path) -> WriteError | None:
     """Return the error of a path if there is no room for some KiB there, or None if there is."""
-    full = _free(_first_folder(path)) < _SMALL
-    return unwritable(path, OSError(errno.ENOSPC, ""), _SMALL) if full else None
-
-
-def _first_folder(path: Path) -> Path:
-    """Return the innermost folder of a path that exists."""
-    return next(folder for folder in path.absolute().parents if folder.is_dir())
-
-
-def _free(folder: Path) -> int:
-    room = os.statvfs(folder)
-    return room.f_bavail * room.f_frsize
+    there = next(folder for folder in path.absolute().parents if folder.is_dir())
+    if shutil.disk_usage(there).free >= _SMALL:
+        return None
+    return unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def in_a_line(error: OSError) -> str:
     """Return what the system refused as one line with the path and the remedy."""
     if isinstance(error, WriteError):
         return str(error)
-    if error.errno in _NO_DESCRIPTORS or error.filename is not None:
-        return str(unwritable(Path(os.fsdecode(error.filename or "a pipe")), error))
+    if error.errno in _REMEDIES or error.filename is not None:
+        return str(unwritable(Path(os.fsdecode(error.filename or "a file or a pipe")), error))
     return " ".join(str(error.strerror or error).split()) or type(error).__name__
 
 
@@ -75,8 +58,6 @@ def in_words(error: BaseException) -> str:
     text, name = " ".join(str(error).split()), type(error).__name__
     if isinstance(error, MemoryError):
         return f"out of memory{f' ({text})' if text else ''}"
-    if asked := _ASKED.search(text):  # of torch, for a CPU
-        return f"out of memory ({size_text(int(asked[1]))} more were asked for)"
     if not text:
         return name
     is_long = "\n" in str(error).strip()
@@ -91,42 +72,11 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         WriteError: it cannot be written.
     """
-    draft, data = path.with_name(f".{path.name}.{os.getpid()}"), text.encode()
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_bytes(data)
+        draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         with suppress(OSError):  # there may be none
             draft.unlink()
-        raise unwritable(path, error, len(data)) from error
-
-
-class Lines:
-    """A file, made empty, to which lines are appended; each is passed to the operating system at once.
-
-    Raises:
-        WriteError: the file cannot be made.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._file = path.open("wb", buffering=0)
-        except OSError as error:
-            raise unwritable(path, error) from error
-
-    def add(self, text: str) -> None:
-        """Append a line.
-
-        Raises:
-            WriteError: there is no room for all of it; nothing may be appended after that.
-        """
-        rest = data = text.encode()
-        try:
-            while rest:  # a disk that becomes full takes a part, and then nothing
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise unwritable(self._path, error, len(data)) from error
-
-    def close(self) -> None:
-        self._file.close()
+        raise unwritable(path, error) from error

@@ -15,7 +15,6 @@ the boot and differs if a pid is given again. Processes of another host cannot b
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
@@ -26,10 +25,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from microp.records.files import unwritable
 from microp.system import process_started, this_host
 
 POLL_S = 0.5  # between two tries to get a lock that another process holds
-_NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
 class LockedError(RuntimeError):
@@ -42,38 +41,31 @@ class LockedError(RuntimeError):
 
 
 @contextmanager
-def hold(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
+def hold(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the lock of a run's or a sweep's folder, which is made if it is missing, also if it goes meanwhile.
 
-    `waiting` is called once for each other process that is waited for, with its name; None: do not wait. Yields whether
-    the lock is held; False if the file system has no locks.
+    `waiting` is called once if another process is waited for, with its name; None: do not wait.
 
     Raises:
         LockedError: another process holds the lock, and `waiting` is None.
-        OSError: the folder or the file cannot be made.
+        WriteError: the folder or the file cannot be made, or the file system has no locks.
     """
     path = folder / "lock"
-    lock, told = FileLock(path, thread_local=False), None
-    while not lock.is_locked:
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            owner = _read(path)
-            if waiting is None:
-                raise LockedError(folder, _named(owner)) from None
-            if owner and owner != told:  # a process that has only just got it writes in a moment
-                waiting(_named(told := owner))
-            time.sleep(POLL_S)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            path.unlink(missing_ok=True)
-            yield False
-            return
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        owner = _named(_read(path))
+        if waiting is None:
+            raise LockedError(folder, owner) from None
+        waiting(owner)
+        lock.acquire(poll_interval=POLL_S)
+    except OSError as error:
+        raise unwritable(path, error) from error
     with suppress(OSError):  # a full disk: the lock holds all the same
         path.write_text(json.dumps({**this_process(), "since": time.time()}))
     try:
-        yield True
+        yield
     finally:
         with suppress(OSError):
             path.unlink()  # before the lock ends, so that who gets it next sees that it is gone

@@ -41,20 +41,16 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ProfileError: there is no such file, or it is no profile.
     """
-    if not path.exists():
-        raise ProfileError(f"profile={path} does not exist: python -m microp.profile makes a profile")
-    if not path.is_file():
-        raise ProfileError(f"profile={path} is not a file: give the path of a profile")
-    return _read(path, path.stat().st_mtime_ns)
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        raise ProfileError(f"profile={path} is not a profile ({why}): python -m microp.profile makes one") from error
 
 
 @lru_cache(maxsize=64)
 def _read(path: Path, _changed: int) -> Profile:
-    try:
-        return read_plain(yaml.load(path.read_text(), _Loader), str(path))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())[:120]
-        raise ProfileError(f"profile={path} is not a profile ({why}): python -m microp.profile makes one") from error
+    return read_plain(yaml.load(path.read_text(), _Loader), str(path))
 
 
 def find_profile(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from microp.records.files import Lines, unwritable, write_text
+from microp.records.files import unwritable, write_text
 from microp.records.records import ROWS, SCHEMA_VERSION, Row, StepRow, attempts, json_lines, number_of
 from microp.schedule import Schedule, to_text
 from microp.trace import MOMENTS, Reduction, Span
@@ -24,11 +24,20 @@ class RankRecorder:
     def __init__(self, attempt: Path, rank: int, replica: int = 0, clock_offset_ns: int = 0) -> None:
         self._attempt, self._rank, self._replica = attempt, rank, replica
         self._offset_ns = clock_offset_ns
-        self._steps = Lines(attempt / f"steps.rank{rank}.jsonl")
+        self._path = attempt / f"steps.rank{rank}.jsonl"
+        try:
+            self._steps = self._path.open("wb", buffering=0)
+        except OSError as error:
+            raise unwritable(self._path, error) from error
 
     def step(self, row: StepRow) -> None:
         """Append one row and pass it to the operating system, so that it survives a kill."""
-        self._steps.add(self._line({**row}))
+        rest = self._line({**row}).encode()
+        try:
+            while rest:  # a disk that becomes full takes a part, and then nothing
+                rest = rest[self._steps.write(rest) :]
+        except OSError as error:
+            raise unwritable(self._path, error) from error
 
     def spans(self, step: int, spans: Iterable[Span]) -> None:
         """Write the trace of one step."""

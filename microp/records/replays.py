@@ -57,41 +57,36 @@ def read_traced_step(attempt: Path, summary: Mapping[str, Any]) -> TracedStep | 
     return TracedStep(schedule, {"replayed": replayed, **step.panels}, {"replayed": replayed_sums, **step.sums})
 
 
-class Replay:
-    """The run's schedule, simulated with the times of its measured steps and of the attempt's spans.
+class Replay(NamedTuple):
+    """The run's schedule, simulated with the times of its measured steps and of the attempt's spans."""
 
-    `spans` is the simulated step of the first replica, in milliseconds; None if no step was traced. `sum_ms` has each
-    stage's sum over the replicas; it is empty if there is one replica.
-    """
+    spans: Simulated | None  # the step of the first replica, in milliseconds; None if no step was traced
+    sum_ms: Sequence[float]  # of each stage's sum over the replicas; empty if there is one replica
+    numbers: dict[str, float | None]  # `step_ms` and `bubble`, None without a traced step
 
-    def __init__(self, job: Job, steps: list[list[Row]], attempt: Path) -> None:
-        self._job, self._steps = job, steps
-        self.spans: Simulated | None = None
-        self.sum_ms: Sequence[float] = ()
-        traced = read_spans(attempt)
-        if steps and len(traced):
-            pipelines = [pipeline for step in steps for pipeline in by_replica(job, step)]
-            self.spans = replay_steps(job.schedule, pipelines, traced)
-            self.sum_ms = [ns / 1e6 for ns in after_last_gradient(job.schedule, traced, read_reductions(attempt))]
 
-    def numbers(self) -> dict[str, float | None]:
-        """Return the time of a step, and its bubble; None without a traced step."""
-        if self.spans is None:
-            return {"step_ms": None, "bubble": None}
-        return {"step_ms": self._step_ms(self.spans), "bubble": float(bubble_fraction(self.spans))}
-
-    def _step_ms(self, spans: Simulated) -> float:
-        if self.sum_ms:
-            optimizer_ms = median(max(row["optimizer_ms"] for row in step) for step in self._steps)
-            return float(ends_at(spans, reductions(self._job.schedule, spans, self.sum_ms))) + float(optimizer_ms)
+def replay_run(job: Job, steps: list[list[Row]], attempt: Path) -> Replay:
+    """Return the replay of an attempt with these measured steps."""
+    traced = read_spans(attempt)
+    if not steps or not traced:
+        return Replay(None, (), {"step_ms": None, "bubble": None})
+    pipelines = [pipeline for step in steps for pipeline in by_replica(job, step)]
+    spans = replay_steps(job.schedule, pipelines, traced)
+    sum_ms = [ns / 1e6 for ns in after_last_gradient(job.schedule, traced, read_reductions(attempt))]
+    if sum_ms:
+        optimizer_ms = median(max(row["optimizer_ms"] for row in step) for step in steps)
+        step_ms = float(ends_at(spans, reductions(job.schedule, spans, sum_ms))) + float(optimizer_ms)
+    else:
         ends: dict[int, float] = spans.per_rank(spans.end, np.maximum)
-        return max(ends[rank] + self._outside_ms(rank) for rank in range(self._job.ranks))
+        step_ms = max(ends[rank] + _outside_ms(rank, steps) for rank in range(job.ranks))
+    return Replay(spans, sum_ms, {"step_ms": step_ms, "bubble": float(bubble_fraction(spans))})
 
-    def _outside_ms(self, rank: int) -> float:
-        """Return a rank's median time before the first action of a step and after its own last one."""
-        before = median(min(row["first_start_ns"] for row in step) - step[rank]["began_ns"] for step in self._steps)
-        after = median(step[rank]["ended_ns"] - step[rank]["last_end_ns"] for step in self._steps)
-        return float(before + after) / 1e6
+
+def _outside_ms(rank: int, steps: list[list[Row]]) -> float:
+    """Return a rank's median time before the first action of a step and after its own last one."""
+    before = median(min(row["first_start_ns"] for row in step) - step[rank]["began_ns"] for step in steps)
+    after = median(step[rank]["ended_ns"] - step[rank]["last_end_ns"] for step in steps)
+    return float(before + after) / 1e6
 
 
 def by_replica(job: Job, step: list[Row]) -> list[list[Row]]:

@@ -29,7 +29,7 @@ import numpy as np
 from microp.job import Job
 from microp.records import snapshots
 from microp.records.records import PEAKS, SCHEMA_VERSION, Row, read_json, read_rows, read_spans
-from microp.records.replays import Replay, by_replica
+from microp.records.replays import Replay, by_replica, replay_run
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, closed_forms, nominal_costs, nominal_optimizer, simulate
 from microp.trace import KINDS, StepClock, account, early_receive, ends_at, exposed, idle_fraction, makespan, reductions
@@ -47,7 +47,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
     memory = _complete_steps(rows, "memory", job.engines[0])
     losses = _losses(job, steps)
     step_ms = _slowest(steps, "step_ms")
-    replayed = Replay(job, steps, attempt)
+    replayed = replay_run(job, steps, attempt)
     form = closed_forms.bubble(job.schedule, _costs(job))
     known = read_json(path) if (path := attempt / "predicted.json").exists() else {}
     return {
@@ -82,7 +82,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
             "closed_form": None if form is None else float(form),
         },
         "predicted": {key: known.get(key) for key in ("step_ms", "bubble", "peak_memory_mib", "at_peak_ms")},
-        "replayed": replayed.numbers(),
+        "replayed": replayed.numbers,
         "reduction": _reduction(job, steps, replayed),
         **{peak: _per_rank(job, memory, peak) for peak in PEAKS},
         "utilisation": _utilisation(job, steps, memory),

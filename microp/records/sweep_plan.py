@@ -14,10 +14,8 @@ A sweep's process has a `SweepPlan`; reports read a `Plan`, whose points are run
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +36,6 @@ class SweepPlan:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._points = folder / "points.jsonl"
-        self._known: dict[tuple[str, ...], Row] = {}  # those that have been read, by their overrides
         self._secret: dict[tuple[str, ...], Row] = {}  # points that are not whole on disk
 
     @property
@@ -60,26 +57,18 @@ class SweepPlan:
     def add(self, point: Row) -> None:
         """Add a point that a sweeper has only just chosen; several processes may do so at once."""
         with hold(self.folder, waiting=lambda _: None):
-            with self._points.open("a+b") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-                end = b"" if file.read() in (b"\n", b"") else b"\n"  # a process was killed while it wrote a line
-                file.write(end + self._line(point).encode())
+            write_text(self._points, self._points.read_text() + self._line(point))
             write_json(self.folder / "plan.json", {**self.head, "points": _listed(self.points())})
 
     def find(self, overrides: Sequence[str]) -> Row | None:
         """Return the point with these overrides; None if the plan has none."""
-        asked = tuple(overrides)
-        if asked not in self._known:  # a sweeper may have added it meanwhile, in any process
-            self._known = {tuple(point["overrides"]): point for point in reversed(self.points())} | self._secret
-        return self._known.get(asked)
+        if whole := self._secret.get(tuple(overrides)):
+            return whole
+        return next((point for point in self.points() if point["overrides"] == list(overrides)), None)
 
     def points(self) -> list[Row]:
-        """Return all points, in their order; a line that a kill cut short is left out."""
-        points: list[Row] = []
-        for line in self._points.read_bytes().splitlines() if self._points.exists() else ():
-            with suppress(ValueError):
-                points.append(json.loads(line))
-        return points
+        """Return all points, in their order."""
+        return list(map(json.loads, self._points.read_text().splitlines())) if self._points.exists() else []
 
     def _line(self, point: Row) -> str:
         """Return the line of a point; a point with secrets is written without them, and kept whole in this process."""
@@ -92,7 +81,7 @@ class SweepPlan:
 
 
 def plan_in(folder: Path) -> SweepPlan:
-    """Return the plan of the sweep in a folder; it reads each line of it once."""
+    """Return the plan of the sweep in a folder, the same one in the whole process."""
     return _plan_in(folder, Path.cwd())
 
 

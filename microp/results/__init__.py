@@ -10,7 +10,7 @@ pandas is imported only where it is used.
 
 from microp.results.comparison import compare, launch_times
 from microp.results.frames import Store, finished_runs, load_runs, load_steps, records, spans_frame, worst_rank_mib
-from microp.results.question_pairs import FIGURES, Pairing, pair_questions
+from microp.results.question_pairs import FIGURES, Pairing, pair_questions, telling_columns
 from microp.results.run_rows import PointRow, read_point, recorded_point, write_table
 from microp.results.selection import (
     Group,
@@ -27,5 +27,5 @@ from microp.results.selection import (
     text_of,
     when,
 )
-from microp.results.swept import asked, parts_of, same, swept, varied
+from microp.results.swept import asked, same, swept, varied
 from microp.results.verdicts import one_process, small_microbatches, unscaled, verdicts

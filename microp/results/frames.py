@@ -78,9 +78,7 @@ def load_runs(folder: Path | str) -> pd.DataFrame:
 def _frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.json_normalize(
-        [{**row, "disturbed": row["status"] == "finished" and bool(disturbances(row, row["env"]))} for row in rows]
-    )
+    return pd.json_normalize([{**row, "disturbed": bool(disturbances(row, row["env"]))} for row in rows])
 
 
 def finished_runs(folder: Path) -> pd.DataFrame:

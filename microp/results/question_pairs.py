@@ -14,7 +14,7 @@ all other keys: the groups are merged on these. The runs of one question are its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,8 @@ from microp.job import NOT_ASKED
 from microp.records import LAUNCH
 from microp.results.comparison import compare
 from microp.results.frames import records
-from microp.results.selection import MISSING, size_of, spelling, text_of
+from microp.results.selection import size_of, spelling, text_of
+from microp.results.swept import MISSING
 
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd
@@ -94,7 +95,8 @@ def pair_questions(a: pd.DataFrame, b: pd.DataFrame) -> Pairing:
         other = pairs[f"{column} of b"]
         pairs[column] = (pairs[column] + " / " + other).where(other != MISSING, pairs[column])
         pairs[column] = pairs[column].str.removeprefix(f"{MISSING} / ")
-    telling = telling_columns(pairs[columns])
+    options_first = sorted(columns, key=lambda column: not column.endswith(".name") and column.count(".") > 1)
+    telling = telling_columns({column: pairs[column].tolist() for column in options_first})
     pairs = pairs.sort_values(telling or columns[:1], key=_order, kind="stable")
     # 3. their figures
     figures = []
@@ -124,12 +126,12 @@ def question_columns(columns: Iterable[str]) -> list[str]:
     ]
 
 
-def telling_columns(texts: pd.DataFrame) -> list[str]:
-    """Return few of the columns that tell the rows apart: options of groups and top-level keys are tried first."""
+def telling_columns(texts: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the columns that together tell the rows apart, without those that follow from columns before them."""
     telling: list[str] = []
     parts = 1
-    for column in sorted(map(str, texts), key=lambda column: not column.endswith(".name") and column.count(".") > 1):
-        if (finer := len(texts[[*telling, column]].drop_duplicates())) > parts:
+    for column in texts:
+        if (finer := len({*zip(*(texts[key] for key in (*telling, column)), strict=True)})) > parts:
             telling, parts = [*telling, column], finer
     return telling
 

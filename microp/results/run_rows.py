@@ -30,14 +30,6 @@ class PointRow(NamedTuple):
     disturbed: tuple[Disturbance, ...] = ()  # why its timing was disturbed
     env: Mapping[str, Any] = {}  # the machine, the versions and the data that it ran with
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether more threads than there are cores computed at once, so that its times are those of the cores."""
-        ranks = self.summary["ranks"] * self.summary["replicas"]
-        cores = self.env.get("cores")
-        on_cores = self.summary["device"] == "cpu" and cores is not None
-        return on_cores and ranks * self.config["device"]["threads"] > (cores or 0)
-
 
 def read_point(config: dict[str, Any], overrides: list[str], attempt: Path) -> PointRow:
     """Return the row of a point from the files of its attempt.
@@ -52,9 +44,8 @@ def read_point(config: dict[str, Any], overrides: list[str], attempt: Path) -> P
 
 def recorded_point(row: Mapping[str, Any]) -> PointRow:
     """Return the row of a run from its nested row of `read_runs`, which may have no summary."""
-    disturbed = tuple(disturbances(row, row["env"])) if "step_ms" in row else ()
-    summary = {**_NOTHING, **row}
-    return PointRow(row["config"], [], summary, Path(row["folder"]), row["message"], disturbed, row["env"])
+    disturbed = tuple(disturbances(row, row["env"]))
+    return PointRow(row["config"], [], {**_NOTHING, **row}, Path(row["folder"]), row["message"], disturbed, row["env"])
 
 
 def write_table(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]]], rows: Iterable[PointRow]) -> None:

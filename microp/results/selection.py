@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from microp.records import Row, disturbances
 from microp.results.frames import read_runs
+from microp.results.swept import MISSING, text
 from microp.system import flatten
 
 if TYPE_CHECKING:  # ranks do not import pandas
@@ -42,7 +43,6 @@ SHORT = {
 }
 ORDERS: dict[str, Callable[[Any, Any], pd.Series]] = {">": gt, ">=": ge, "<": lt, "<=": le}
 FEW = 8  # values of a key that a message lists
-MISSING = "-"  # the text of a value that is missing
 _FILTER = re.compile(r"\s*([^=<>!]+?)\s*(!=|>=|<=|==?|>|<)(.*)", re.DOTALL)
 _BETWEEN = re.compile(r"[,\s]+(?=[\w.-]+\s*[=<>!])")
 
@@ -92,13 +92,7 @@ def size_of(value: Any) -> float:
 
 def text_of(value: Any) -> str:
     """Return a value as it is typed on the command line; - if it is missing."""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(text_of, value))}]"
-    if is_missing(value):
-        return MISSING
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    return MISSING if is_missing(value) else text(value)
 
 
 def shown(value: Any, column: str) -> str:
@@ -226,13 +220,11 @@ def find(words: Sequence[str], every: bool = False) -> Runs:
     return Runs(folder, filters, frame, select(frame, filters), unreadable, {row["folder"]: row for row in rows})
 
 
-def _frame_of(rows: Iterable[Row]) -> pd.DataFrame:
+def _frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     import pandas as pd
 
-    flat = []
-    for row in rows:
-        reasons = disturbances(row, row["env"]) if "step_ms" in row else []
-        flat.append({**flatten(row), "disturbed": ", ".join(reason.text for reason in reasons) or None})
+    reasons = (", ".join(reason.text for reason in disturbances(row, row["env"])) or None for row in rows)
+    flat = [{**flatten(row), "disturbed": why} for row, why in zip(rows, reasons, strict=True)]
     return pd.DataFrame(flat, dtype=object)
 
 
@@ -242,20 +234,12 @@ def nothing_found(runs: Runs) -> str:
     counts = {condition: len(select(runs.all, [condition])) for condition in runs.filters}
     for condition, count in counts.items():
         if not count:
-            values = runs.all[column_named(condition.name, runs.all)]
-            return f"{number} has {condition.text}; {condition.name} is {_values(values)}"
+            column = column_named(condition.name, runs.all)
+            values = list(dict.fromkeys(shown(value, column) for value in runs.all[column]))
+            some = ", ".join([*values[:FEW], *["..."] * (len(values) > FEW)])
+            return f"{number} has {condition.text}; {condition.name} is {some}"
     alone = ", ".join(f"{condition.text} ({count})" for condition, count in counts.items())
     return f"{number} meets all filters; each alone: {alone}"
-
-
-def _values(values: pd.Series) -> str:
-    """Return the values of a column: a few with their counts, or of many numbers the least and the largest."""
-    counts = values.map(lambda value: shown(value, str(values.name))).value_counts()
-    sizes = values.map(size_of).dropna()
-    if len(counts) > FEW and len(sizes):
-        return "between {} and {}".format(*(shown(size, str(values.name)) for size in (sizes.min(), sizes.max())))
-    listed = ", ".join(f"{value} ({count})" for value, count in counts[:FEW].items())
-    return f"{listed}{', ...' if len(counts) > FEW else ''}"
 
 
 class Group(NamedTuple):
@@ -269,7 +253,7 @@ class Group(NamedTuple):
 def read_groups(words: Sequence[str], runs: Runs) -> tuple[Group, Group]:
     """Return the two groups of runs that two words ask for; the filters of `runs` count for both.
 
-    A word is a run id or the start or the end of one, a folder, or filters joined by commas or blanks.
+    A word is a run id or a part of one, a folder, or filters joined by commas or blanks.
 
     Raises:
         SelectionError: a word asks for no run or for several ids, no run of a group finished, or the groups overlap.
@@ -297,8 +281,7 @@ def _asked(word: str, runs: Runs) -> pd.DataFrame:
         if rows.empty:
             raise SelectionError(nothing_found(asked))
         return rows
-    ids = sorted(set(runs.rows["run_id"]))
-    meant = [run for run in ids if run == word] or [run for run in ids if run.startswith(word) or run.endswith(word)]
+    meant = sorted({run for run in runs.rows["run_id"] if word in run})
     if len(meant) > 1:
         some = ", ".join(meant[:3]) + (", ..." if len(meant) > 3 else "")
         raise SelectionError(f"{word} is a part of the ids of {len(meant)} runs ({some}): write more, or a filter")

@@ -25,7 +25,6 @@ from microp.system import flatten
 MISSING = "-"  # a point whose option does not have the key
 _OPTION = {"tracking": "mode"}  # the key by which a group's option is known, if that is not `name`
 MATTERS = ("schedule", "chunks", "ranks", "model", "device", "comms", "batch_size", "partition", "checkpointing")
-ALWAYS = 3  # of these are told even where they have no room in one line
 _LAST = "repeat"  # launches of the same question stand side by side
 
 
@@ -56,37 +55,24 @@ def asked(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str
     """Return the columns of `swept` for the points of one command, whose `overrides` say what was typed.
 
     A key that was not typed follows from those that were. It is left out if it has one value wherever one of them has.
+    If the sweep has several parts, the key that chooses one is a column too.
     """
     typed = _keys(overrides[0])
-    columns = parts_of(configs, overrides) | swept(configs, overrides[0])
+    words = [dict(word.split("=", 1) for word in point) for point in overrides]
+    chooses = [key for key in words[0] if key.split(".")[0] not in configs[0]]
+    parts = {key: [point.get(key, MISSING) for point in words] for key in chooses}
+    columns = {key: names for key, names in parts.items() if len({*names}) > 1} | swept(configs, overrides[0])
     chosen = [columns[key] for key in typed if key in columns]
     return {
         key: texts for key, texts in columns.items() if key in typed or not any(_follows(texts, by) for by in chosen)
     }
 
 
-def parts_of(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str]]) -> dict[str, list[str]]:
-    """Return the parts of a sweep, if it has several: the key that chooses one -> the part of each point."""
-    words = [dict(word.split("=", 1) for word in point) for point in overrides]
-    keys = [key for key in words[0] if key.split(".")[0] not in configs[0]]
-    parts = {key: [point.get(key, MISSING) for point in words] for key in keys}
-    return {key: names for key, names in parts.items() if len({*names}) > 1}
-
-
-def same(
-    configs: Sequence[Mapping[str, Any]], typed: Sequence[str], width: int, matters: Sequence[str] = MATTERS
-) -> list[str]:
-    """Return what all points have in common, as `key=value`: what was `typed`, and of what `matters` even if it was not
-    as much as has room in `width` characters.
-    """
+def same(configs: Sequence[Mapping[str, Any]], typed: Sequence[str], matters: Sequence[str] = MATTERS) -> list[str]:
+    """Return what all points have in common, as `key=value`: what `matters`, and what was `typed`."""
     values = {heading(key): texts[0] for key, texts in _texts(configs).items() if len({*texts}) == 1}
-    asked = [key for key in _keys(typed) if key in values]
-    keys = [key for key in dict.fromkeys((*matters, *asked)) if key in values and key.split(".")[0] not in NOT_ASKED]
-    items = {key: f"{key}={values[key]}" for key in keys}
-    for key in reversed(keys):
-        if len(" ".join(items.values())) > width and key not in (*asked, *matters[:ALWAYS]):
-            del items[key]
-    return list(items.values())
+    keys = [key for key in dict.fromkeys((*matters, *_keys(typed))) if key.split(".")[0] not in NOT_ASKED]
+    return [f"{key}={values[key]}" for key in keys if key in values]
 
 
 def _texts(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -126,4 +112,6 @@ def text(value: Any) -> str:
         return f"[{','.join(map(text, value))}]"
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -66,11 +66,6 @@ class Board:
         text, total = f"{self._ended}/{number} points", sum(self._weights)
         self._progress.update(self._sweep, completed=done, total=total, done=text, visible=number > 1)
 
-    def add(self, steps: int) -> None:
-        """Add a point that was not known when the bars were started."""
-        self._weights.append(steps)
-        self._show_sweep()
-
     def skip(self) -> None:
         """Count a point of those that were to be run as done, because another process has run it."""
         if self.is_open:

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from microp.records import changed_between
 from microp.results import (
     FIGURES,
     Group,
@@ -112,8 +111,6 @@ def _show_groups(pairing: Pairing, a: Group, b: Group) -> None:
             some = "; ".join(disturbed[:3]) + ("; ..." if len(disturbed) > 3 else "")
             of_all = f"{len(disturbed)} of {counted(len(group.rows), 'launch')}"
             warn(f"{side}: the timing of {of_all} was disturbed ({some})")
-        for text in changed_between(_data(row) for row in records(group.rows)):
-            warn(f"{side}: {text}")
     if machine:
         warn(f"A and B ran on different {', '.join(map(spelling, machine))}: a difference may come from that")
 
@@ -121,12 +118,6 @@ def _show_groups(pairing: Pairing, a: Group, b: Group) -> None:
 def _several(rows: pd.DataFrame, column: str, most: int = 4) -> str:
     texts = list(dict.fromkeys(rows[column].map(text_of))) if column in rows else []
     return ",".join(texts[:most]) + (",..." if len(texts) > most else "")
-
-
-def _data(row: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the path of a run's data, and what is known of them."""
-    known = {key: row.get(f"env.data.{key}") for key in ("start", "end")}
-    return row.get("config.data.path"), {"data": {key: text for key, text in known.items() if not is_missing(text)}}
 
 
 def _sides(figures: pd.DataFrame) -> Iterator[Column]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microp.job import NOT_ASKED
-from microp.mirror import Belongings, belongings, is_running, remove
+from microp.mirror import is_running, remove
 from microp.records import attempts
 from microp.results import (
     PointRow,
@@ -38,7 +38,7 @@ from microp.results import (
     swept,
     when,
 )
-from microp.system import CommandParser, size_text
+from microp.system import CommandParser
 from microp.terminal import run_comparison
 from microp.terminal.columns import CUT, Column, counted, paragraph, show
 from microp.terminal.console import error, note, out, warn
@@ -118,22 +118,21 @@ def _read_options(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", metavar="word", help="a folder of runs (default: outputs), and filters")
-    parser.add_argument("--columns", default="", help="the columns to show, joined by commas; help lists all")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--columns", default="", help="the columns to show, joined by commas; help lists all")
     parser.add_argument("--csv", action="store_true", help="whole rows as CSV, with the chosen columns or all")
     parser.add_argument("--all", action="store_true", help="all attempts, not only the newest finished one of each run")
     parser.add_argument("-n", "--limit", type=int, help="how many rows (default: 20, with --csv all of them; 0: all)")
-    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="runs, folders, or filters joined by commas")
-    parser.add_argument("--delete", action="store_true", help="delete the runs, after a question")
+    task.add_argument("--compare", nargs=2, metavar=("A", "B"), help="runs, folders, or filters joined by commas")
+    task.add_argument("--delete", action="store_true", help="delete the runs, after a question")
     parser.add_argument("--yes", action="store_true", help="delete without the question")
     options = parser.parse_intermixed_args(arguments)
     if (options.limit or 0) < 0:
         parser.error(f"--limit {options.limit} is less than 0: use 0 for all rows")
-    if options.compare and (options.columns or options.all):
-        parser.error("--compare has its own columns and takes one attempt of each run: leave out --columns and --all")
-    if options.yes and not options.delete:
-        parser.error("--yes answers the question of --delete: add --delete")
-    if options.delete and (options.compare or options.columns or options.csv or options.limit is not None):
-        parser.error("--delete takes all runs that meet the filters: leave out --compare, --columns, --csv, -n")
+    if options.compare and options.all:
+        parser.error("--compare takes one attempt of each run: leave out --all")
+    if options.delete and (options.csv or options.limit is not None):
+        parser.error("--delete takes all runs that meet the filters: leave out --csv and -n")
     if options.delete and not any(sign in word for word in options.words for sign in "=<>"):
         parser.error("--delete needs a filter: write for example status=failed; 'chunks>0' takes all runs")
     return options
@@ -202,30 +201,20 @@ def delete(runs: Runs, single: bool, yes: bool) -> int:
 
     A row of `runs` stands for all attempts of its run, or if `single` for its attempt alone. With `yes`, do not ask.
     """
-    doomed: dict[str, list[Belongings]] = {}
+    doomed: dict[str, list[Path]] = {}  # of each folder that is listed the attempts that go with it
     for folder in map(Path, runs.rows["folder"]):
         siblings = [folder] if single else attempts(folder.parent)
         running = [attempt for attempt in siblings if is_running(attempt)]
         for attempt in running:
             note(f"kept, because it runs or may run: {attempt}")
         if not running:
-            doomed.setdefault(folder.parent.name, []).extend(map(belongings, siblings))
+            doomed[str(folder)] = siblings
     if not doomed:
         error("nothing to delete: all of these runs run")
         return 1
-    flat = [attempt for run in doomed.values() for attempt in run]
-    numbers = [", ".join(each.attempt.name.removeprefix("attempt-") for each in run) for run in doomed.values()]
-    wandb = [sum(len(attempt.wandb) for attempt in run) for run in doomed.values()]
-    sizes = [sum(attempt.size for attempt in run) for run in doomed.values()]
-    table = [
-        Column("run", list(doomed), "left", 100),
-        Column("attempts", numbers),
-        Column("W&B runs", list(map(str, wandb))),
-        Column("size", list(map(size_text, sizes))),
-    ]
-    show(table, "the run's folder")
-    belonging = [counted(len(flat), "attempt"), counted(sum(wandb), "W&B run"), size_text(sum(sizes))]
-    summary = f"{counted(len(doomed), 'run')} ({', '.join(belonging)})"
+    show_list(runs._replace(rows=runs.rows[runs.rows["folder"].isin(doomed)]), (), 0)
+    flat = [attempt for siblings in doomed.values() for attempt in siblings]
+    summary = f"{counted(len(flat), 'attempt')}, with W&B's files of them on this disk"
     if not yes and not sys.stdin.isatty():
         error(f"nothing was deleted, because nobody can be asked here: add --yes to delete {summary}")
         return 2
@@ -233,7 +222,7 @@ def delete(runs: Runs, single: bool, yes: bool) -> int:
         note("nothing was deleted")
         return 1
     try:
-        left = [attempt.attempt for attempt in flat if not remove(attempt)]
+        left = [attempt for attempt in flat if not remove(attempt)]
     except OSError as problem:
         error(f"{problem}: what comes after it was not deleted")
         return 1

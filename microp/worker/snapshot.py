@@ -66,11 +66,11 @@ class Snapshots:
             raise DivergedError(diverged)
         if saves:
             folder = snapshots.snapshot_folder(self._attempt, step)
-            with self._naming(folder, 1 + self._job.optimizer.states):
+            with _naming(folder):
                 self._save(step, folder)
         if leaves:
             path = self._attempt / snapshots.WEIGHTS
-            with self._naming(path, 1):
+            with _naming(path):
                 self._leave_weights(step, path)
         return {"snapshot_ms": (perf_counter_ns() - began) / 1e6} if saves or leaves else {}
 
@@ -86,20 +86,6 @@ class Snapshots:
                 f"weights are not finite after step {step - 1} ({name} of layer {layer}, on rank {rank}), and are not "
                 f"saved: {remedy(self._job, step - 1)}"
             )
-
-    @contextmanager
-    def _naming(self, wanted: Path, states: int) -> Iterator[None]:
-        """Raise an OSError of the system again as WriteError, which says what cannot be written, and its size.
-
-        That is about what this rank writes if it saves `states` tensors per weight.
-        """
-        try:
-            yield
-        except OSError as error:
-            if error.errno is None or isinstance(error, ConnectionError | TimeoutError):
-                raise
-            weights = (tensor for layer in self._trainer.layers.values() for tensor in layer.state_dict().values())
-            raise unwritable(wanted, error, states * sum(int(tensor.nbytes) for tensor in weights)) from error
 
     def _save(self, step: int, folder: Path) -> None:
         draft = snapshots.draft_of(folder)
@@ -171,6 +157,17 @@ class Snapshots:
                 if name in saved["optimizer"]:
                     state[numbers[parameter]] = saved["optimizer"][name]
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+@contextmanager
+def _naming(wanted: Path) -> Iterator[None]:
+    """Raise an OSError of the system again as WriteError, which says what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or isinstance(error, ConnectionError | TimeoutError):
+            raise
+        raise unwritable(wanted, error) from error
 
 
 def _copy(tensor: Tensor) -> Tensor:

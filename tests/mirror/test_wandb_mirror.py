@@ -323,8 +323,6 @@ def test_the_id_of_a_w_b_run_begins_with_its_role_and_its_run(attempt, tmp_path)
     folder = tmp_path / "zb_h1-m8-k2-0123cdef" / "attempt-1"
     shutil.copytree(attempt, folder)
     assert wandb_uid(folder, "rank1") == "r1-zb_h1-m8-k2-0123abcd"
-    write_json(folder / "tracked.json", {"rank1": "r1-0123abcd"})  # of an earlier version
-    assert wandb_uid(folder, "rank1") == "r1-0123abcd"
     assert wandb_uid(folder, "summary") == "summary-zb_h1-m8-k2-0123abcd"
 
 

@@ -18,7 +18,6 @@ from microp import records
 from microp.points import attempt as attempt_module
 from microp.points import sweep
 from microp.records import recorder
-from microp.records.files import Lines
 
 FEW = [*SMALL, "chunks=2", "tracking=disabled"]
 THREADS = [*FEW, "comms=threads"]
@@ -77,18 +76,18 @@ def test_a_signal_before_the_first_rank_ends_the_command_with_a_line(typed, monk
 
 def test_rows_that_find_no_room_are_blamed_on_the_disk(typed, monkeypatch):
     """Without a disk that is full: the fourth row of each file fails."""
-    add = Lines.add
+    step = recorder.RankRecorder.step
 
-    def failing(lines, text):
-        if json.loads(text)["step"] == 3:
-            raise recorder.unwritable(lines._path, NO_SPACE, len(text))
-        add(lines, text)
+    def failing(recorder_of_rank, row):
+        if row["step"] == 3:
+            raise recorder.unwritable(Path("outputs/steps"), NO_SPACE)
+        step(recorder_of_rank, row)
 
-    monkeypatch.setattr(Lines, "add", failing)
+    monkeypatch.setattr(recorder.RankRecorder, "step", failing)
     code, _, [error] = typed(*THREADS)
     assert code == 1
     assert error.startswith("error: rank ")
-    assert ", writing its rows, step 3: no room in " in error
+    assert ", writing its rows, step 3: outputs/steps cannot be written (No space left on device): free some" in error
     [left] = status()
     assert left["status"] == "failed"
     assert f"error: {left['message']}" == error
@@ -112,8 +111,10 @@ def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed
     assert typed(*words, "snapshot.every=1")[2] == ["2 of 2 points are finished already; again=true runs them again"]
 
 
-UNWRITABLE = recorder.unwritable(Path("a/status.json"), NO_SPACE, 9)
-UNOPENED = [(records, "write_text", UNWRITABLE, r"error: no room in .*/status\.json \(")]
+UNWRITABLE = recorder.unwritable(Path("a/status.json"), NO_SPACE)
+UNOPENED = [
+    (records, "write_text", UNWRITABLE, r"error: a/status\.json cannot be written \(No space left on device\): free ")
+]
 BUG = ZeroDivisionError("no time"), r"error: ZeroDivisionError: no time \(HYDRA_FULL_ERROR=1 shows"
 UNOPENED += [(attempt_module, "predict", *BUG)]
 
@@ -182,8 +183,8 @@ def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_
     assert code == 1
     assert out.startswith("finished: "), errors
     assert errors[-1].startswith("error: the sweep stops: ")
-    assert f"no room in {tmp_path / 'full'} for full/runs/gpipe-m2-k2-" in errors[-1]
-    assert " B free): free some, or choose another output_dir; the same command then goes on" in errors[-1]
+    assert ": full/runs/gpipe-m2-k2-" in errors[-1]
+    assert "(No space left on device): free some room, or choose another output_dir; the same command" in errors[-1]
     assert not [line for line in errors if "Traceback" in line or "torch" in line]
     assert [line[:4] for line in errors if line[1:2] == "/"] == ["1/3 ", "2/3 "]  # the third has no room either
     kept = [json.loads(path.read_text()) for path in (tmp_path / "kept" / "runs").glob("*/*/status.json")]

@@ -12,7 +12,7 @@ import filelock
 import pytest
 from stored import store_run, write_steps
 
-from microp.records import KILLED, LockedError, hold, owner_of, read_status, this_process, write_json
+from microp.records import KILLED, LockedError, WriteError, hold, owner_of, read_status, this_process, write_json
 from microp.records.lock import has_gone
 from microp.results import load_runs, load_steps
 
@@ -30,8 +30,7 @@ def test_a_second_holder_is_told_who_the_first_is(tmp_path):
     run = tmp_path / "runs" / "gpipe-m4"
     assert owner_of(run) is None
     assert not run.exists()  # asking writes nothing
-    with hold(run) as locked:
-        assert locked
+    with hold(run):
         assert str(owner_of(run)).startswith(f"process {os.getpid()} on {socket.gethostname()} (since ")
         with pytest.raises(LockedError) as error, hold(run):
             pass
@@ -40,8 +39,8 @@ def test_a_second_holder_is_told_who_the_first_is(tmp_path):
         assert owner_of(run) is not None  # who asked in vain has not wiped it out
     assert owner_of(run) is None
     assert list(run.iterdir()) == []
-    with hold(run) as locked:
-        assert locked
+    with hold(run):
+        pass
 
 
 def test_who_waits_is_told_once_for_whom_and_gets_it_then(tmp_path):
@@ -65,14 +64,13 @@ def test_who_waits_is_told_once_for_whom_and_gets_it_then(tmp_path):
     assert [owner.split()[1] for owner in told] == [str(os.getpid())]
 
 
-def test_a_file_system_without_locks_does_not_stop_anyone(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     def acquire(*_, **__) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
-    with hold(tmp_path) as locked:
-        assert not locked
-    assert owner_of(tmp_path) is None
+    with pytest.raises(WriteError, match=r"lock cannot be written \(No locks available\)"), hold(tmp_path):
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +99,8 @@ def test_a_killed_process_has_gone_and_leaves_no_lock(killed, folder):
     assert has_gone(this_process()) is False
     assert owner_of(folder) is None
     assert (folder / "lock").read_text()  # what the file says does not count
-    with hold(folder) as locked:
-        assert locked
+    with hold(folder):
+        pass
 
 
 @pytest.mark.parametrize(

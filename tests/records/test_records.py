@@ -153,11 +153,6 @@ def test_a_point_is_found_by_its_overrides(tmp_path):
     assert other.points() == [*POINTS, MORE]
     assert listed(other) == ["gpipe-m2", "gpipe-m4"]
     assert other.head["name"] == "config"
-    with (tmp_path / "points.jsonl").open("a") as file:
-        file.write('{"run_id": "gpipe-m3", "overri')  # a line that a kill cut short costs only that line
-    assert plan.points() == [*POINTS, MORE]
-    plan.add({**MORE, "overrides": ["chunks=5"]})
-    assert plan.find(["chunks=5"])["run_id"] == "gpipe-m4"
 
 
 def test_two_sweeps_of_one_second_have_a_folder_each(tmp_path):
@@ -165,11 +160,6 @@ def test_two_sweeps_of_one_second_have_a_folder_each(tmp_path):
     folders = [records.claim_folder(wanted) for _ in range(3)]
     assert [folder.name for folder in folders] == [wanted.name, f"{wanted.name}_2", f"{wanted.name}_3"]
     assert sorted(folders) == folders  # the report reads them in the order in which they were started
-
-
-ALLOCATING = (
-    "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried to allocate {} bytes."
-)
 
 
 def test_a_reason_other_than_room_is_told_with_the_remedy(tmp_path):
@@ -191,11 +181,10 @@ SAID = {
     "a\\x1b[31m": ValueError("a\x1b[31m"),
     "out of memory": MemoryError(),
     "out of memory (no room)": MemoryError("no\nroom"),
-    "out of memory (3 GiB more were asked for)": RuntimeError(ALLOCATING.format(3 * 2**30)),
 }
 SYSTEM = {
-    "too few file descriptors for a pipe: a process may": OSError(24, "Too many open files"),
-    "too few file descriptors for x.json: ": OSError(24, "Too many open files", "x.json"),
+    "a file or a pipe cannot be written (Too many": OSError(24, "Too many open files"),
+    "x.json cannot be written (Too many open files): raise the limit": OSError(24, "Too many open files", "x.json"),
     "x.json cannot be written (Permission de": OSError(13, "Permission denied", "x.json"),
     "two lines": OSError("two\nlines"),
     "ConnectionResetError": ConnectionResetError(),

@@ -48,12 +48,10 @@ def test_columns_come_in_the_order_in_which_they_were_typed_and_the_launch_last(
 def test_what_is_the_same_is_what_was_typed_and_what_matters():
     points = configs("schedule=1f1b chunks=2 seed=3 output_dir=x", "schedule=1f1b chunks=4 seed=3 output_dir=x")
     typed = ["schedule=1f1b", "chunks=2", "seed=3", "output_dir=x", "tracking=offline"]
-    assert " ".join(same(points, typed, 200)) == (
+    assert " ".join(same(points, typed)) == (
         "schedule=1f1b ranks=2 model=mlp device=cpu comms=auto batch_size=8192 partition=uniform "
         "checkpointing=never seed=3"
     )
-    assert " ".join(same(points, typed, 50)) == "schedule=1f1b ranks=2 model=mlp device=cpu seed=3"
-    assert same(points, typed, 1) == ["schedule=1f1b", "ranks=2", "seed=3"]  # the shape, and what was typed
 
 
 RUNS = {  # the name of a run in these tests: its configuration
