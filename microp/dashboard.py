@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--outputs", default="outputs", type=Path, help="the folder with the runs (default: outputs)")
     parser.add_argument("--entity", help="the W&B team or user (default: that of the runs, else of the account)")
     parser.add_argument("--project", help="the W&B project (default: that of the runs)")
-    parser.add_argument("--print", action="store_true", help="print the specification as JSON; needs no server")
+    parser.add_argument(
+        "--print",
+        action="store_true",
+        help="print the panels, to stderr, and the specification as JSON; needs no server",
+    )
     options = parser.parse_args(arguments)
     if find_spec("wandb_workspaces") is None:
         console.error(
@@ -35,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.error(str(problem))
         return 2
     if options.print:
+        print("\n".join(wandb_dashboard.panel_lines(subject)), file=sys.stderr, flush=True)
         print(json.dumps(wandb_dashboard.specification(subject), indent=1))
         return 0
     if not has_key():

@@ -129,6 +129,15 @@ def specification(subject: Subject) -> dict[str, Any]:
     return {"workspaces": [each._to_model().model_dump(mode="json", by_alias=True) for each in workspaces(subject)]}
 
 
+def panel_lines(subject: Subject) -> list[str]:
+    """Return a line per panel: its workspace, its section, its kind and its title."""
+    lines = []
+    for workspace, sections in (("runs", _run_panels(subject)), ("ranks", _rank_panels())):
+        for section, panels in sections.items():
+            lines += [f"{workspace}: {section}: {type(panel).__name__}: {panel.title}" for panel in panels]
+    return lines
+
+
 def save(subject: Subject) -> list[str]:
     """Make the dashboard on the W&B server and return the addresses of its parts.
 

@@ -27,5 +27,5 @@ from microp.results.selection import (
     text_of,
     when,
 )
-from microp.results.swept import asked, same, swept, varied
+from microp.results.swept import asked, parts_of, same, swept, varied
 from microp.results.verdicts import one_process, small_microbatches, unscaled, verdicts

@@ -30,6 +30,14 @@ class PointRow(NamedTuple):
     disturbed: tuple[Disturbance, ...] = ()  # why its timing was disturbed
     env: Mapping[str, Any] = {}  # the machine, the versions and the data that it ran with
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more threads than there are cores computed at once, so that its times are those of the cores."""
+        ranks = self.summary["ranks"] * self.summary["replicas"]
+        cores = self.env.get("cores")
+        on_cores = self.summary["device"] == "cpu" and cores is not None
+        return on_cores and ranks * self.config["device"]["threads"] > (cores or 0)
+
 
 def read_point(config: dict[str, Any], overrides: list[str], attempt: Path) -> PointRow:
     """Return the row of a point from the files of its attempt.

@@ -58,14 +58,19 @@ def asked(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str
     If the sweep has several parts, the key that chooses one is a column too.
     """
     typed = _keys(overrides[0])
-    words = [dict(word.split("=", 1) for word in point) for point in overrides]
-    chooses = [key for key in words[0] if key.split(".")[0] not in configs[0]]
-    parts = {key: [point.get(key, MISSING) for point in words] for key in chooses}
-    columns = {key: names for key, names in parts.items() if len({*names}) > 1} | swept(configs, overrides[0])
+    columns = parts_of(configs, overrides) | swept(configs, overrides[0])
     chosen = [columns[key] for key in typed if key in columns]
     return {
         key: texts for key, texts in columns.items() if key in typed or not any(_follows(texts, by) for by in chosen)
     }
+
+
+def parts_of(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+    """Return the parts of a sweep, if it has several: the key that chooses one -> the part of each point."""
+    words = [dict(word.split("=", 1) for word in point) for point in overrides]
+    keys = [key for key in words[0] if key.split(".")[0] not in configs[0]]
+    parts = {key: [point.get(key, MISSING) for point in words] for key in keys}
+    return {key: names for key, names in parts.items() if len({*names}) > 1}
 
 
 def same(configs: Sequence[Mapping[str, Any]], typed: Sequence[str], matters: Sequence[str] = MATTERS) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,10 +56,11 @@ class Column:
         return width if self.shortest is None else min(width, self.shortest)
 
 
-def show(columns: Sequence[Column], whole: str) -> None:
+def show(columns: Sequence[Column], whole: str, parts: Mapping[int, str] | None = None) -> None:
     """Print a table that fits the terminal; below it what was left out, and what the columns that are shown mean.
 
-    `whole` says where everything can be found, for example the path of a CSV file.
+    `whole` says where everything can be found, for example the path of a CSV file. `parts` has the headings of the
+    table's parts, each by the number of its first row.
     """
 
     def room(widths: Sequence[int]) -> int:
@@ -78,10 +79,16 @@ def show(columns: Sequence[Column], whole: str) -> None:
     for row in zip(*(column.values for column in kept), strict=True):
         cells = zip(kept, row, strict=True)
         table.add_row(*(Text(value, column.style, no_wrap=True, overflow="ellipsis") for column, value in cells))
-    out.print(table)
+    with out.capture() as captured:
+        out.print(table)
+    lines = captured.get().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=len(columns[0].values) - len(lines)):  # of the headings it is below 0
+        if heading := (parts or {}).get(number):
+            paragraph(heading, "bold")
+        out.file.write(line)
     if left_out := [column.name for column in columns if column not in kept]:
         paragraph(f"left out, no room: {', '.join(left_out)} (whole in {whole})")
-    elif any(width < max(map(cell_len, column.values), default=0) for column, width in zip(kept, widths, strict=True)):
+    elif narrow and CUT in captured.get():
         paragraph(f"{CUT} stands for what had no room (whole in {whole})")
     if sentences := dict.fromkeys(column.about for column in kept if column.about):
         paragraph(" ".join([*sentences, PAGE]))

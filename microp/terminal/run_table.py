@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,8 +23,10 @@ from microp.results import (
     PointRow,
     asked,
     one_process,
+    parts_of,
     same,
     small_microbatches,
+    swept,
     unscaled,
     verdicts,
 )
@@ -34,6 +36,7 @@ from microp.trace import screen, timeline
 
 SWEPT = 79  # importance of the columns of swept keys: step ms, bubble, peak and ratios stay longer
 LONG = 8  # characters to which values of keys may be shortened
+LONG_PART = 4  # rows of a part of a sweep: parts with as many, on average, have headings instead of a column
 LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
 
 
@@ -47,11 +50,20 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     heading = f"{states[0]}:" if len(rows) == 1 else f"{counts}, the same in all:"
     configs, typed = [row.config for row in rows], [row.overrides for row in rows]
     paragraph(" ".join([heading, *same(configs, typed[0])]), style="")
-    show([*swept_columns(asked(configs, typed)), *results(rows)], whole)
+    columns, parts = asked(configs, typed), parts_of(configs, typed)
+    names, headings = [" ".join(point) for point in zip(*parts.values(), strict=True)], {}
+    if parts and len(rows) >= LONG_PART * len({*names}):
+        order = sorted(range(len(rows)), key=lambda place: names.index(names[place]))
+        rows, names = [rows[place] for place in order], [names[place] for place in order]
+        columns = {key: [texts[place] for place in order] for key, texts in columns.items() if key not in parts}
+        headings = {names.index(name): f"{name}: {_about_part(name, names, rows, columns)}" for name in names}
+    show([*swept_columns(columns), *results(rows)], whole, headings)
     if disturbed := [row for row in rows if row.disturbed]:
         several = len(rows) > 1
         which = f"{len(disturbed)} of {len(rows)} runs" if several else "this run"
         remedy = f"run again{' with again=true' if several else ''} on an idle machine"
+        if any(row.is_crowded for row in disturbed):
+            remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
         kinds = dict.fromkeys(reason.kind for row in disturbed for reason in row.disturbed)
         if kinds.keys() <= {"nominal", "overruns"}:
             remedy = "the real work takes longer than it was told: use longer times, or a smaller model.dim"
@@ -61,6 +73,13 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     for row in rows:
         if row.message and len(rows) > 1:  # a single failure has just been shown
             error(f"{row.folder}: {row.message}")
+
+
+def _about_part(part: str, parts: Sequence[str], rows: Sequence[PointRow], columns: Container[str]) -> str:
+    """Return what is the same in all rows of a part, but not in the other parts, and has no column."""
+    texts = {key: values for key, values in swept([row.config for row in rows]).items() if key not in columns}
+    own = {key: {value for value, name in zip(texts[key], parts, strict=True) if name == part} for key in texts}
+    return " ".join(f"{key}={min(values)}" for key, values in own.items() if len(values) == 1)
 
 
 def swept_columns(texts: dict[str, list[str]]) -> list[Column]:

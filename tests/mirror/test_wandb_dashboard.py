@@ -95,6 +95,8 @@ def test_it_can_be_printed_without_a_server(command, experiment):
     code, said = command("hop_latency_quick", f"--outputs={experiment}", "--print", "--entity=team")
     assert code == 0
     assert json.loads(said.out)["workspaces"][0]["displayName"] == "microp hop_latency: runs"
+    assert "runs: What was asked: ScatterPlot: step time, ms (median) over chunks" in said.err.splitlines()
+    assert said.err.splitlines()[-1] == "ranks: Ranks, step by step: LinePlot: loss"
 
 
 def test_without_a_key_a_server_the_extra_or_runs_it_is_one_error(command, experiment, tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def test_one_line_for_what_is_the_same_then_the_swept_keys_then_the_results(line
     assert alone[1].split()[0] == "step"
 
 
-def test_the_part_of_a_sweep_is_a_column_and_keys_that_follow_have_none(lines):
+def test_a_long_sweep_is_divided_by_its_part_and_keys_that_follow_have_no_column(lines):
     """As `-cn m_sensitivity_quick`: with a part the ranks and the model change, and in one of them the batch with M."""
     words = {"real_batch": "ranks=2 batch_size=256 model.dim=64 chunks={}"}
     words["k4_microbatch"] = "ranks=4 batch_size={}0 model.dim=32 device=emulated chunks={}"
@@ -79,9 +79,15 @@ def test_the_part_of_a_sweep_is_a_column_and_keys_that_follow_have_none(lines):
         typed = ["repeat=0", f"part={part}", f"chunks={chunks}", f"schedule={schedule}"]
         asked = f"{words[part].format(chunks, chunks)} schedule={schedule}"
         rows.append(row(asked)._replace(overrides=typed))
-    text = lines(rows)
-    assert text[1].split()[:5] == ["part", "chunks", "schedule", "batch_size", "step"]
-    assert text[2].split()[:5] == ["real_batch", "2", "gpipe", "256", "61.2"]
+    text = lines(rows, 80)
+    first, second = (next(at for at, line in enumerate(text) if line.startswith(f"{part}: ")) for part in words)
+    assert {"chunks", "schedule", "batch_size", "bubble", "MiB"} <= set(" ".join(text[1:first]).split())
+    assert text[first] == "real_batch: ranks=2 model.dim=64 device=cpu"
+    assert text[second] == "k4_microbatch: ranks=4 model.dim=32 device=emulated"
+    shown = [" ".join(line.split()[:4]) for line in (text[first + 1], text[second + 4])]
+    assert shown == ["2 gpipe 256 61.2", "4 1f1b 40 61.2"]
+    few = lines(rows[:4])  # two rows a part: the part is a column, and stands for all that follows from it
+    assert few[1].split()[:4] == ["part", "schedule", "step", "ms"]
 
 
 def test_columns_that_are_shown_are_defined_and_no_other(lines):
@@ -117,6 +123,8 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     assert "disturbed: 2 of 3 runs (spread, overruns); run again with again=true on an idle machine." in whole
     alone = " ".join(lines(rows[1:2]))
     assert "disturbed: this run (spread); run again on an idle machine." in alone
+    crowded = " ".join(lines([rows[1]._replace(env={"cores": 1})]))
+    assert "disturbed: this run (spread); more ranks than cores measure the cores: use fewer ranks, or" in crowded
 
 
 def test_a_failed_run_has_its_state(lines):
