@@ -327,9 +327,10 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
     lacking = {}
     for key in keys.keys() - known:
         near = get_close_matches(key, knobs, 1)
-        other = next((option for option in options_of(group) if key in default_values(group, option)), None)
+        others = [option for option in options_of(group) if key in default_values(group, option)]
+        other = others[0] if len(others) == 1 else "NAME"
         in_file = f"in a file: `override {group}: {other}` in its defaults list"
-        of_other = f"; {group}={other} has it: type {group}={other} ({in_file})" if other else ""
+        of_other = f"; {', '.join(others)} has it: type {group}={other} ({in_file})" if others else ""
         remedy = f"did you mean {group}.{near[0]}?" if near else has + of_other
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking

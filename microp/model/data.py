@@ -33,7 +33,7 @@ def open_batches(
 ) -> Callable[[int], tuple[Tensor, Tensor]]:
     """Return a function that returns the inputs and the targets of a step's batch: the model's own data, or text."""
     if model.data is not None:
-        return lambda step: own_rows(model.data, step, rows, seed, model.uneven)
+        return lambda step: own_rows(model.data, step, rows, seed, model.facts)
     windows = open_data(settings, rows, context, seed)
     return lambda step: ((window := windows(step))[:, :-1], window[:, 1:])
 

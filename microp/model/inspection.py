@@ -25,12 +25,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from microp.model.division import choose_division, undivided_text
 from microp.model.loss_check import check_loss
-from microp.model.own import Layers, is_dataset, separated
+from microp.model.own import Layers, is_dataset, row_form, separated
 from microp.model.randomness import seeded
 from microp.model.split_backward import SplitBackward, trained
 from microp.model.trial import TYPES, Trial, or_none, rows_for_trial, weights_of
 from microp.model.watch import layer_text, tensor_text
-from microp.settings import LayerFacts, LayerWork, RowForm, TiedWeight
+from microp.settings import LayerFacts, LayerWork, TiedWeight
 
 _DIGESTED = 64  # rows of a model's own data
 _MOST_VOCABULARY = _MOST_CONTEXT = 1_000_000
@@ -91,7 +91,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         as_one=tuple(as_one),
         undivided=tuple(undivided),
         data="" if made.data is None else _digest(rows_for_trial(made, _DIGESTED)),
-        rows=None if made.data is None else (_row_form(few.inputs), _row_form(few.targets)),
+        rows=None if made.data is None else (row_form(few.inputs), row_form(few.targets)),
         uneven=uneven,
         mixing=tuple(more.mixing() if more.is_real else ()),
         changes_buffers=made.changes_buffers,
@@ -105,10 +105,6 @@ def _facts(made: Layers, code: str) -> LayerFacts:
 def _digest(tensors: Iterable[Tensor]) -> str:
     parts = [tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
-
-
-def _row_form(tensor: Tensor) -> RowForm:
-    return tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")
 
 
 def number_of_weights(made: Layers) -> int:

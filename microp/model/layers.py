@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from microp.model.randomness import Dropout, derive_seed
 from microp.model.slices import Sliced
-from microp.settings import Computing, GptSettings, ModelSettings
+from microp.settings import Computing, GptSettings, LayerFacts, ModelSettings
 
 
 class Model(ABC):
@@ -63,9 +63,9 @@ class Model(ABC):
         return None
 
     @property
-    def uneven(self) -> tuple[float, ...]:
-        """The numbers with one of which as a target of such data the loss is no mean over the rows."""
-        return ()
+    def facts(self) -> LayerFacts | None:
+        """What is known of the model's own data and its loss; None if it is given text."""
+        return None
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

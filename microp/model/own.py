@@ -28,7 +28,7 @@ from torch.utils.data import Dataset, default_collate
 from microp.model.layers import Gpt, Mlp, Model
 from microp.model.randomness import GENERATOR, Reseeded, derive_seed, seeded
 from microp.model.watch import tensor_text
-from microp.settings import GptSettings, ModelSettings, OwnSettings, TiedWeight
+from microp.settings import GptSettings, LayerFacts, ModelSettings, OwnSettings, RowForm, TiedWeight
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class OwnModel(Model):
         return self._made.loss(logits, targets)
 
     @property
-    def uneven(self) -> tuple[float, ...]:
-        return self._settings.facts.uneven
+    def facts(self) -> LayerFacts:
+        return self._settings.facts
 
     @property
     def data(self) -> Any:
@@ -110,11 +110,12 @@ class OwnModel(Model):
         return super().some_rows(rows) if self.data is None else own_rows(self.data, 0, rows, 0)
 
 
-def own_rows(data: Any, step: int, rows: int, seed: int, uneven: Sequence[float] = ()) -> tuple[Tensor, Tensor]:
+def own_rows(data: Any, step: int, rows: int, seed: int, facts: LayerFacts | None = None) -> tuple[Tensor, Tensor]:
     """Return the inputs and the targets of a step's batch from a model's own data, see `Layers`.
 
     Raises:
-        ValueError: they are something else, or a target is one of `uneven`, with which the loss is no mean over rows.
+        ValueError: they are something else, or by the `facts` of the model have another form than those of its trial,
+            or a target with which the loss is no mean over rows.
     """
     with GENERATOR, seeded(derive_seed(seed, "data", step)):
         if is_dataset(data):
@@ -127,7 +128,13 @@ def own_rows(data: Any, step: int, rows: int, seed: int, uneven: Sequence[float]
         said = (tensor_text(each) if isinstance(each, Tensor) else f"a {type(each).__name__}" for each in pair)
         kinds = ", ".join(said) or f"a {type(made).__name__}"
         raise ValueError(f"not two tensors of {rows} rows, (inputs, targets), but {kinds}")
-    targets = pair[1]
+    uneven, targets = facts.uneven if facts else (), pair[1]
+    if facts and facts.rows and (forms := tuple(map(row_form, pair))) != facts.rows:
+        now, before = ([f"{list(shape)} {dtype}" for shape, dtype in pair] for pair in (forms, facts.rows))
+        raise ValueError(
+            f"a row of step {step} is {' and '.join(now)} (input and target), and those of the trial were "
+            f"{' and '.join(before)}: let the rows of all steps have one form, for example by padding"
+        )
     wrong = targets[torch.isin(targets, torch.tensor(uneven).to(targets))] if uneven else targets[:0]
     if any(map(isnan, uneven)):
         wrong = torch.cat([wrong, targets[targets.isnan()]])
@@ -137,6 +144,10 @@ def own_rows(data: Any, step: int, rows: int, seed: int, uneven: Sequence[float]
             "microbatches would not add up, so let it divide by the number of rows"
         )
     return pair[0], pair[1]
+
+
+def row_form(tensor: Tensor) -> RowForm:
+    return tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")
 
 
 def is_dataset(data: Any) -> bool:

@@ -148,12 +148,12 @@ def test_a_rare_target_of_another_weight_is_refused_when_a_step_has_it(loss, num
     facts = inspect_layers(broken(data, loss), "")
     assert (number in facts.uneven) == refused
     [step] = [step for step in range(4000 // 16) if 3999 in epoch_items(step, 16)]
-    own_rows(data, step - 1, 16, 0, facts.uneven)
+    own_rows(data, step - 1, 16, 0, facts)
     if refused:
         with pytest.raises(ValueError, match=f"a target of step {step} is {number}, which the loss ignores or weighs"):
-            own_rows(data, step, 16, 0, facts.uneven)
+            own_rows(data, step, 16, 0, facts)
     else:
-        own_rows(data, step, 16, 0, facts.uneven)
+        own_rows(data, step, 16, 0, facts)
 
 
 def squares(logits, targets):
@@ -181,12 +181,12 @@ def test_a_rare_target_that_is_no_integer(loss, number, said):
         return
     facts = inspect_layers(broken(data, loss), "")
     [step] = [step for step in range(4000 // 16) if 3999 in epoch_items(step, 16)]
-    own_rows(data, step - 1, 16, 0, facts.uneven)
+    own_rows(data, step - 1, 16, 0, facts)
     if said is None:
-        own_rows(data, step, 16, 0, facts.uneven)
+        own_rows(data, step, 16, 0, facts)
     else:
         with pytest.raises(ValueError, match=said):
-            own_rows(data, step, 16, 0, facts.uneven)
+            own_rows(data, step, 16, 0, facts)
 
 
 def test_targets_that_are_shares_may_be_divided_by_their_sum():
@@ -199,3 +199,11 @@ def test_targets_that_are_shares_may_be_divided_by_their_sum():
 def epoch_items(step, rows):
     items = Items(4000, lambda index: (torch.zeros(1), index))
     return own_rows(items, step, rows, 0)[1].tolist()
+
+
+def test_rows_of_another_length_are_refused_when_a_step_has_them():
+    data = lambda step, rows: (torch.zeros(rows, 2, 4, 4), torch.zeros(rows, 1 + step // 8))  # noqa: E731
+    facts = inspect_layers(broken(data, lambda y, t: squares(y, t).mean()), "")
+    own_rows(data, 7, 16, 0, facts)
+    with pytest.raises(ValueError, match=re.escape("a row of step 8 is [2, 4, 4] float32 and [2] float32 (input and")):
+        own_rows(data, 8, 16, 0, facts)
