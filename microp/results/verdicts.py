@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import permutations
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -28,7 +27,6 @@ from microp.results.swept import swept
 from microp.schedule.builders import V_SHAPED
 from microp.system import flatten
 
-SLOWER, STARVED = 1.03, 1.1  # a step counts as slower, and a row as slower to compute, from these factors on
 NOISY = 1.15  # a ratio of disturbed times is one from here on
 LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
 BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
@@ -54,32 +52,6 @@ def verdicts(rows: Sequence[PointRow]) -> list[str]:
         (base, first), *others = points.items()
         pairs = [_Pair(name, base, _times(launches), _times(first)) for name, launches in others]
     return _sentences(pairs)
-
-
-def small_microbatches(rows: Sequence[PointRow]) -> str | None:
-    """Return why steps took longer with more microbatches: the same rows took longer to compute; None if none did.
-
-    Runs are compared that differ in nothing but the number of microbatches, by the time that their ranks compute. The
-    pair is named at which a row's time grew most. Nominal times do not know how well a core is used, and in a disturbed
-    run a row may take longer whatever its microbatch.
-    """
-    real = [row for row in rows if row.summary["step_ms"] and row.summary["device"] != "emulated"]
-    trusted = [row for row in real if not row.disturbed]
-    slower = [
-        (_busy_ms(many) / _busy_ms(few), few, many)
-        for runs in _alike(trusted, ("chunks", LAUNCH))
-        for few, many in permutations(runs, 2)
-        if few.config["chunks"] < many.config["chunks"]
-        and many.summary["step_ms"]["median"] > SLOWER * few.summary["step_ms"]["median"]
-        and _busy_ms(many) > STARVED * _busy_ms(few)
-    ]
-    if not slower:
-        return None
-    factor, first, last = max(slower, key=lambda pair: pair[0])
-    (rows_of_few, chunks), (rows_of_many, more) = map(_microbatch, (first, last))
-    longer = f"{last.summary['schedule']} took longer with chunks={more} than with {chunks}: a row of a microbatch of"
-    than_before = f"{rows_of_many:g} took {factor:.1f} times as long as one of {rows_of_few:g}"
-    return f"{longer} {than_before}; the microbatches are too small for this model"
 
 
 def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
@@ -166,17 +138,6 @@ def _alike(rows: Iterable[PointRow], free: Sequence[str]) -> list[list[PointRow]
         question = {key: value for key, value in row.config.items() if key not in free}
         groups.setdefault(json.dumps(question, sort_keys=True, default=str), []).append(row)
     return list(groups.values())
-
-
-def _busy_ms(row: PointRow) -> float:
-    """Return the time that a rank computes in a step, the mean over the ranks, by the medians over the steps."""
-    return float(row.summary["step_ms"]["median"] * (1 - row.summary["bubble"]["measured"]))
-
-
-def _microbatch(row: PointRow) -> tuple[float, int]:
-    """Return the mean rows of a microbatch, and the number of microbatches."""
-    chunks = row.config["chunks"]
-    return round(row.config["batch_size"] / row.config["replicas"] / chunks, 1), chunks
 
 
 class _Pair(NamedTuple):

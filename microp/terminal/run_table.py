@@ -25,7 +25,6 @@ from microp.results import (
     one_process,
     parts_of,
     same,
-    small_microbatches,
     swept,
     unscaled,
     verdicts,
@@ -68,7 +67,7 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
         if kinds.keys() <= {"nominal", "overruns"}:
             remedy = "the real work takes longer than it was told: use longer times, or a smaller model.dim"
         paragraph(f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
-    for sentence in filter(None, [*verdicts(rows), small_microbatches(rows), *one_process(rows)]):
+    for sentence in (*verdicts(rows), *one_process(rows)):
         paragraph(sentence, style="")
     for row in rows:
         if row.message and len(rows) > 1:  # a single failure has just been shown

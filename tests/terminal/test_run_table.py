@@ -14,7 +14,7 @@ from microp.config import Config
 from microp.config.config import compose_config, plain, read_config
 from microp.records import DISTURBANCES, disturbances
 from microp.records.disturbance import Disturbance
-from microp.results import PointRow, one_process, small_microbatches, unscaled, verdicts, write_table
+from microp.results import PointRow, one_process, unscaled, verdicts, write_table
 from microp.results.verdicts import BRACKETS
 from microp.system import flatten
 from microp.terminal import columns, run_table
@@ -194,25 +194,6 @@ def test_engines_are_compared_within_their_launches_for_each_point():
     assert alone == [found[0].removeprefix("gpipe: "), BRACKETS]
     noisy = verdicts([row(f"engine=compare repeat={n}", engines=engines(60 * r)) for n, r in enumerate((0.89, 1.92))])
     assert noisy[0].startswith("torch against microp: too noisy to say: 30.7 % more time [")  # sqrt(0.89 * 1.92)
-
-
-def test_more_microbatches_that_made_a_step_slower_are_explained_by_their_size():
-    def of(words, ms, bubble, **changes):
-        return row(words, bubble={"measured": bubble, "closed_form": 0.2}, **lasting(ms), **changes)
-
-    rows = [of(f"batch_size=256 chunks={m}", ms, b) for m, ms, b in ((4, 40.0, 0.2), (8, 42.0, 0.15), (16, 60.0, 0.1))]
-    text = small_microbatches(rows)
-    assert text is not None
-    assert text.startswith("gpipe took longer with chunks=16 than with 4: a row of a microbatch of 16 took 1.7 times")
-    # disturbed; faster; slower by the bubble alone; slower beside another schedule; nominal times
-    assert small_microbatches([rows[0], rows[2]]) is not None
-    noisy = {"step_ms": {"median": 60.0, "p10": 50.0, "p90": 70.0, "n": 20}}
-    [spread] = disturbances({**FOUND, **noisy}, {})
-    assert small_microbatches([rows[0], rows[2]._replace(disturbed=(spread,))]) is None
-    assert small_microbatches([rows[0], of("batch_size=256 chunks=16", 39.0, 0.0)]) is None
-    assert small_microbatches([rows[0], of("batch_size=256 chunks=16", 45.0, 0.3)]) is None
-    assert small_microbatches([rows[0], of("batch_size=256 chunks=16 schedule=1f1b", 60.0, 0.1)]) is None
-    assert small_microbatches([each._replace(summary={**each.summary, "device": "emulated"}) for each in rows]) is None
 
 
 def test_microbatches_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_rows(lines):
