@@ -30,7 +30,7 @@ demo: $(READY)
 	$(BIN)/python -m analysis
 
 test: lint
-	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 3 --dist worksteal && wait $$types
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 && wait $$types
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak

@@ -29,7 +29,7 @@ from microp.comms.staged import StagedComms
 from microp.comms.sums import Ring, direct_sums
 from microp.comms.tcp import TcpComms
 from microp.comms.threads import ThreadComms, thread_comms
-from microp.comms.waiting import Countdown, is_alive
+from microp.comms.waiting import Countdown
 
 
 def init_process_group(
