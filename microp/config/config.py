@@ -330,7 +330,8 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
         others = [option for option in options_of(group) if key in default_values(group, option)]
         other = others[0] if len(others) == 1 else "NAME"
         in_file = f"in a file: `override {group}: {other}` in its defaults list"
-        of_other = f"; {', '.join(others)} has it: type {group}={other} ({in_file})" if others else ""
+        has_it = "has it" if len(others) == 1 else "have it"
+        of_other = f"; {', '.join(others)} {has_it}: type {group}={other} ({in_file})" if others else ""
         remedy = f"did you mean {group}.{near[0]}?" if near else has + of_other
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking
