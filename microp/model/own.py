@@ -133,7 +133,7 @@ def own_rows(data: Any, step: int, rows: int, seed: int, facts: LayerFacts | Non
         now, before = ([f"{list(shape)} {dtype}" for shape, dtype in pair] for pair in (forms, facts.rows))
         raise ValueError(
             f"a row of step {step} is {' and '.join(now)} (input and target), and those of the trial were "
-            f"{' and '.join(before)}: let the rows of all steps have one form, for example by padding"
+            f"{' and '.join(before)}: give all rows the same shape and type, for example by padding"
         )
     wrong = targets[torch.isin(targets, torch.tensor(uneven).to(targets))] if uneven else targets[:0]
     if any(map(isnan, uneven)):

@@ -207,3 +207,8 @@ def test_rows_of_another_length_are_refused_when_a_step_has_them():
     own_rows(data, 7, 16, 0, facts)
     with pytest.raises(ValueError, match=re.escape("a row of step 8 is [2, 4, 4] float32 and [2] float32 (input and")):
         own_rows(data, 8, 16, 0, facts)
+
+
+def test_rows_of_narrow_layers_do_not_depend_on_each_other():
+    """A gradient of fewer rows is a part of that of all, whatever the width."""
+    assert inspect_layers(regression(), "").mixing == ()
