@@ -30,11 +30,11 @@ demo: $(READY)
 	$(BIN)/python -m analysis
 
 test: lint
-	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 && wait $$types
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 4 --dist worksteal --durations=15 && wait $$types
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak
-	$(BIN)/python -m pytest --whole -n 3 --dist worksteal
+	$(BIN)/python -m pytest --whole -n 4 --dist worksteal
 
 gpu: $(READY)
 	$(BIN)/python -m tests.gpu_run

@@ -189,12 +189,19 @@ def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
     write_text(path, json.dumps({**result, "plans": rows}, indent=2) + "\n")
     unit = "ms" if plan.pricer.subject.prices.is_known else "units"
     limit = "no limit of memory" if plan.cap is None else f"{size_text(plan.cap)} for each rank"
+    types = {
+        "model.dtype": getattr(point.model, "dtype", None),
+        "dtype": point.dtype,
+        "optimizer": point.optimizer.name,
+    }
+    counted = " ".join(f"{key}={value}" for key, value in types.items() if value)
     for note in _notes(plan, found):
         console.note(note)
     show_plans(
         rows,
         unit,
-        f"{found.candidates:,} candidates, {found.too_large:,} need too much memory; {limit}; times: {result['times']}",
+        f"{found.candidates:,} candidates, {found.too_large:,} need too much memory; {limit}, with {counted}; times: "
+        f"{result['times']}",
         shlex.join([*program, "-cd", str(folder), "-cn"]),
     )
     print(f"plans {path}", flush=True)

@@ -162,6 +162,10 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
             ranks > model.layers > 0,
             f"ranks={ranks} is more than {layers}: every rank needs a layer, use at most {model.layers}",
         ),
+        (
+            config.checkpointing.segments > model.layers > 0,
+            f"checkpointing.segments={config.checkpointing.segments} is more than {layers}: use at most {model.layers}",
+        ),
     ]
 
 

@@ -71,7 +71,7 @@ def make_job(config: Config) -> Job:
                 config = replace(config, device=times_of(config, schedule, sizes))
             if isinstance(config.device, EmulatedSettings) and not config.device.problems():
                 nominal_costs(config.device, asked_workload(config, schedule, sizes), rows=1)
-                nominal_optimizer(config.device, sizes * schedule.copies)
+                nominal_optimizer(config.device, sizes * schedule.copies, schedule.copies)
     except ValueError as error:
         problems.append(str(error))
     if problems or schedule is None or chosen is None:

@@ -147,7 +147,7 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
     if config.checkpointing.segments:
         given["recompute"] = given["forward"] if given["recompute"] is None else given["recompute"]
         given["spared"] = config.checkpointing.spared(schedule.units)
-    return for_stages(schedule.stages, **given)
+    return for_stages(schedule.stages, schedule.copies, **given)
 
 
 def _device_costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None) -> Costs:

@@ -50,7 +50,8 @@ class Emulated(Cpu):
         self._pairs = workload.schedule.pairs
         self._latency_ns = round(settings.latency_ms * 1e6)
         self._overhead_ns = round(settings.overhead_ms * 1e6)
-        self._optimizer_ns = [round(ms * 1e6) for ms in nominal_optimizer(settings, workload.layers)]
+        optimizer = nominal_optimizer(settings, workload.layers, workload.schedule.copies)
+        self._optimizer_ns = [round(ms * 1e6) for ms in optimizer]
         self._pacer, self._stamps = Pacer(), stamps
         self._ended = self._free = 0  # the end of the last action, and the earliest moment of what follows
         self.mark = self._now if self._overhead_ns else self._pacer.now

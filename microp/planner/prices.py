@@ -112,7 +112,7 @@ class NominalPrices(Prices):
         if not isinstance(self._device, EmulatedSettings):
             return Forecast(None, None, None, "no profile")
         costs, schedule = self.costs(workload), workload.schedule
-        optimizer, edges = nominal_optimizer(self._device, workload.layers), 0.0
+        optimizer, edges = nominal_optimizer(self._device, workload.layers, workload.schedule.copies), 0.0
         if self._profile is not None:
             layers = self._profile.layer_memory(self.kinds, bool(schedule.input_gradients))
             optimizer = list(map(max, optimizer, optimizer_times(self._profile, workload, layers)))

@@ -177,7 +177,8 @@ def _nominal(job: Job, steps: list[Step]) -> dict[str, float] | None:
     """
     if not (isinstance(job.device, EmulatedSettings) and steps and job.engines[0] == "microp"):
         return None
-    spans, optimizer = simulate(job.schedule, _costs(job)), nominal_optimizer(job.device, job.workload.layers)
+    spans = simulate(job.schedule, _costs(job))
+    optimizer = nominal_optimizer(job.device, job.workload.layers, job.schedule.copies)
     last = spans.per_rank(spans.end, np.maximum)
     nominal = float(max(end + sum(optimizer[s] for s in job.schedule.stages_of(rank)) for rank, end in last.items()))
     taken = median(max(row["step_ms"] - row["exposed_ms"] for row in step) for step in steps)

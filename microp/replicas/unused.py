@@ -27,5 +27,5 @@ def to_sum(weight: nn.Parameter, out: Tensor | None = None) -> Tensor:
 
 def is_unused(total: Tensor) -> bool:
     """Return whether no rank had a gradient that is in the sum; waits for a GPU."""
-    first = total.reshape(-1)[:1]
+    first = total.reshape(-1)[:1].real
     return bool(((first == 0) & first.signbit()).all())

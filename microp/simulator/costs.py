@@ -149,10 +149,11 @@ class Costs:
         return latency + ratio(size, self.bandwidth) if size and self.bandwidth != inf else latency
 
 
-def for_stages(stages: int, **given: Any) -> Costs:
+def for_stages(stages: int, copies: int = 1, **given: Any) -> Costs:
     """Return the costs of `stages` stages from a user's values: one per stage, or one for all.
 
     Args:
+        copies: the schedule's copies of the model; values for the stages of one count for all.
         given: attributes of `Costs`; None means not given.
 
     Raises:
@@ -164,10 +165,15 @@ def for_stages(stages: int, **given: Any) -> Costs:
             raise ValueError(f"costs.{name} is missing: give one value per stage, or one for all")
     for name in PER_STAGE:
         if name in known:
-            value = known[name]
-            known[name] = tuple(value) if isinstance(value, Sequence) else (value,) * stages
+            known[name] = of_stages(known[name], stages, copies)
     _check_stages(stages, **{name: known[name] for name in PER_STAGE if name in known})
     return check_pairs(Costs(**known))
+
+
+def of_stages(value: Any, stages: int, copies: int) -> tuple[Any, ...]:
+    """Return a value of each stage, from one for all, or one for each stage of the model, of which there are copies."""
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * stages
+    return values * copies if len(values) * copies == stages else values
 
 
 def even_shares(schedule: Schedule) -> tuple[Any, ...]:

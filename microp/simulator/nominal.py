@@ -16,7 +16,7 @@ from typing import Any
 from microp.job import Workload
 from microp.schedule import Schedule
 from microp.settings import DeviceSettings, EmulatedSettings
-from microp.simulator.costs import Costs, for_stages, ratio, unit_shares
+from microp.simulator.costs import Costs, for_stages, of_stages, ratio, unit_shares
 
 
 def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None = None) -> Costs:
@@ -38,7 +38,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
     scale = [factor * (rows if "row" in device.per else 1) for factor in of_layers]
 
     def times(key: str, value: Any, scale: Sequence[Any] = scale) -> list[Any] | None:
-        return None if value is None else _of_stages(key, value, scale)
+        return None if value is None else _scaled(key, value, scale, workload.schedule.copies)
 
     forward, backward = times("forward_ms", device.forward_ms), times("backward_ms", device.backward_ms)
     weight, full = times("weight_ms", device.weight_ms), times("full_ms", device.full_ms)
@@ -51,6 +51,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
     checkpointing = workload.checkpointing
     costs = for_stages(
         len(workload.layers),
+        workload.schedule.copies,
         forward=forward,
         backward=backward,
         weight=weight,
@@ -66,20 +67,20 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
     return slowed(costs, device, workload.schedule)
 
 
-def nominal_optimizer(device: EmulatedSettings, layers: Sequence[int]) -> list[float]:
+def nominal_optimizer(device: EmulatedSettings, layers: Sequence[int], copies: int = 1) -> list[float]:
     """Return the least time of the optimizer's step on each stage's weights, in milliseconds.
 
     Raises:
         ValueError: a list of times does not have one value per stage; the message names the key.
     """
     scale = [count if "layer" in device.per else 1 for count in layers]
-    return _of_stages("optimizer_ms", device.optimizer_ms, scale)
+    return _scaled("optimizer_ms", device.optimizer_ms, scale, copies)
 
 
-def _of_stages(key: str, value: Any, scale: Sequence[Any]) -> list[Any]:
+def _scaled(key: str, value: Any, scale: Sequence[Any], copies: int) -> list[Any]:
     """Return a nominal time of each stage, from a list or from one value for all."""
     stages = len(scale)
-    given = value if isinstance(value, list) else [value] * stages
+    given = of_stages(value, stages, copies)
     if len(given) != stages:
         raise ValueError(
             f"device.{key} has {len(given)} values for {stages} stages: give one per stage, or one for all"

@@ -75,7 +75,8 @@ def show_comparison(a: Group, b: Group, limit: int) -> None:
         show([Column("figure", list(figures["figure"]), "left", 9), *_sides(figures)], "--csv")
         if comparison := main["comparison"].iloc[0]:
             per = "step" if decides == "step_ms" else "sample"
-            paragraph(f"time per {per}: {comparison.sentence(a.word, b.word)}", "bold")
+            some = "; disturbed launches are among them" if any((*a.rows["disturbed"], *b.rows["disturbed"])) else ""
+            paragraph(f"time per {per}: {comparison.sentence(a.word, b.word)}{some}", "bold")
         return
     shown = main[: limit or None]
     paragraph(f"{decides}:", "")

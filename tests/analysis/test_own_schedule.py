@@ -12,7 +12,7 @@ NAME = "mine"  # the option; the function calls it `backwards_first`
 QUICK = ["tracking=disabled", "comms=threads", "steps=1", "warmup_steps=1", "model.dim=32"]
 SWEEPS = {  # name -> what is asked instead of the stored sweep's values
     "m_sensitivity": (
-        *("repeat=0", "m_sensitivity=k4_batch,k4_microbatch,k4_monolith", "chunks=1,4,8"),
+        *("repeat=0", "m_sensitivity=k4_batch,k4_microbatch,k4_monolith", "chunks=1,4"),
         *("schedule=mine,naive", "device.forward_ms=0.01", "device.backward_ms=0.02"),  # naive: the model undivided
     ),
     "partition_skew": (

@@ -1,5 +1,7 @@
 """The meters count what a calculation by hand counts."""
 
+from itertools import product
+
 import pytest
 import torch
 from conftest import CHECKPOINTING
@@ -85,11 +87,12 @@ SUBJECTS = [
 ]
 
 
-@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("words", SUBJECTS)
-def test_fake_layers_need_what_real_ones_need(words, split, monkeypatch):
+def test_fake_layers_need_what_real_ones_need(words, whole, monkeypatch):
+    """Divided backwards and slices take turns without `--whole`."""
     job = job_of(*words.split())
-    for slices in (1, 2, 4) if "gpt" in words and "dropout" not in words else (1,):
+    kinds = list(product((1, 2, 4) if "gpt" in words and "dropout" not in words else (1,), (False, True)))
+    for slices, split in kinds if whole else kinds[SUBJECTS.index(words) % 2 :: 3]:
         asked = job.model, 6, split, job.computing, slices
         monkeypatch.setattr(memory_probe, "LARGEST", 10**9)
         real = memory_probe.probe_layers(*asked)

@@ -38,6 +38,12 @@ def test_a_hop_is_latency_and_size_over_bandwidth():
     assert for_stages(2, forward=1, backward=1, boundary=5, latency=7).hop(1) == 7
 
 
+def test_costs_of_the_model_s_stages_are_those_of_each_copy_of_it():
+    assert for_stages(4, 2, forward=(1, 2), backward=(3, 4, 5, 6), weight=7) == Costs(
+        (1, 2, 1, 2), (3, 4, 5, 6), (7, 7, 7, 7)
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
