@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # ranks do not import pandas
 
 LAUNCH = "config.repeat"
 DRAWS = 2000
-_MEMORY = re.compile("mib|bytes|kept|in_flight")  # columns that do not depend on time
+_MEMORY = re.compile("[kmg]ib|bytes|kept|in_flight")  # columns that do not depend on time
 RANGE_UP_TO = 5  # launches: a bootstrap interval of the median of so few is their range, and not one of 95 %
 WIDE = 0.1  # of an interval, relative to the value: wider ones are marked
 WIDE_FRACTION = 0.02  # absolute, for fractions such as bubble and utilisation
