@@ -61,9 +61,9 @@ def subject_of(config: Config, devices: int, rows: float | None = None) -> Subje
             return profile.layer_memory(config.model.kinds, split)
         return layer_memory(config.model, rows or own, split, config.computing, slices)
 
-    def runs(name: str, schedule: Schedule) -> Schedule:
+    def runs(name: str, schedule: Schedule, replicas: int) -> Schedule:
         order = as_run(config, schedule)
-        for problem in order_problems(replace(config, schedule={"name": name}), order):
+        for problem in order_problems(replace(config, schedule={"name": name}, replicas=replicas), order):
             raise ValueError(problem)
         return order
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from math import inf, isfinite, nan
 
@@ -148,7 +149,8 @@ def _uneven(made: Layers, given: Tensor, targets: Tensor) -> tuple[float, ...]:
     uneven = []
     for number in numbers:
         tried_targets = targets[:2].clone()
-        tried_targets.view(2, -1)[0, 0] = number
+        with suppress(RuntimeError):  # the type of the targets has no such number
+            tried_targets.view(2, -1)[0, 0] = number
         if _mean_problem(made, given[:2], tried_targets):
             uneven.append(number)
     return tuple(uneven)

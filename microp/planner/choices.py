@@ -87,7 +87,7 @@ class Subject:
         batch_bytes: a number of rows -> the bytes of their inputs and of their targets.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
         holds: as in `Workload`; the buckets are those of several replicas.
-        as_run: returns the order that runs for one of a schedule's name; raises ValueError if none can.
+        as_run: returns the order that runs in so many replicas for one of a schedule; raises ValueError if none can.
     """
 
     layers: int
@@ -98,7 +98,7 @@ class Subject:
     batch_bytes: Callable[[int], tuple[float, float]] = lambda _: (0, 0)
     states: int = 2
     holds: Holds = HOLDS_NOTHING
-    as_run: Callable[[str, Schedule], Schedule] = lambda _, schedule: schedule
+    as_run: Callable[[str, Schedule, int], Schedule] = lambda _, schedule, __: schedule
 
 
 def knobs_of(schedule: str) -> dict[str, int]:
@@ -141,7 +141,7 @@ class Pricer:
         if key not in self._schedules:
             try:
                 built = ORDERS[choice.schedule](ranks=ranks, chunks=choice.chunks, **dict(choice.knobs))
-                self._schedules[key] = self.subject.as_run(choice.schedule, built)
+                self._schedules[key] = self.subject.as_run(choice.schedule, built, choice.replicas)
             except (KeyError, ValueError) as error:
                 self._schedules[key] = None
                 self.refusals.append(str(error))

@@ -109,10 +109,10 @@ _NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests"}
 
 
 def readable_size(path: Path) -> int:
-    """Return the bytes of a file, or raise OSError: it is not there, or may not be read."""
+    """Return the bytes of a file, or raise OSError: it is not there, may not be read, or is a pipe."""
     size = path.stat().st_size
-    if not os.access(path, os.R_OK):
-        raise PermissionError("permission denied")
+    if path.is_fifo() or not os.access(path, os.R_OK):
+        raise PermissionError("it is a pipe, or permission is denied")
     return size
 
 

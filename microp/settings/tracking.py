@@ -84,7 +84,7 @@ def not_writable(folder: Path) -> str | None:
     if folder.parts[:1] and folder.parts[0].startswith("~") and not Path(folder.parts[0]).exists():
         return "only a shell knows what ~ stands for, write the whole path"
     try:
-        there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+        there = next(path for path in (folder, *folder.absolute().parents) if path.is_symlink() or path.exists())
         Path(tempfile.mkdtemp(dir=there)).rmdir()
     except OSError as error:
         return error.strerror or str(error)

@@ -22,7 +22,6 @@ from microp.simulator.calibration import (
     schedule_of,
 )
 from microp.simulator.costs import (
-    NO_TIMES,
     PER_STAGE,
     Costs,
     LayerTimes,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
+import io
 import os
 import re
 import signal
@@ -43,6 +44,9 @@ def run_command(command: Callable[[], Any]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL and not is_joined():
             signal.signal(number, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a character that the locale's encoding lacks is a question mark
     try:
         answer_version()
         code = command()

@@ -78,6 +78,12 @@ def test_a_plan_uses_what_one_of_its_choices_may_use(word):
         compose_config("steps=3", name="plan")
 
 
+def test_a_plan_has_no_order_that_its_sums_over_replicas_refuse():
+    typed = search_words([*SMALL, "ranks=4", "replicas=1,2", "schedule=zb_h1", "chunks=4", "sync=torch_ddp"])
+    plan = make_plan(read_composed(compose_config(*typed, name="plan"))[0])
+    assert {choice.replicas for choice in plan.space.choices() if plan.pricer.price(choice)} == {1}
+
+
 GPT = ["model=gpt", "model.layers=8", "model.dim=32", "model.context=16", "batch_size=16"]
 
 

@@ -91,7 +91,9 @@ def test_tokens_that_will_not_do(tmp_path):
     np.save(tmp_path / "negative.npy", np.arange(-1, 99))
     (tmp_path / "odd.bin").write_bytes(b"123")
     (tmp_path / "text.npy").write_text("not numpy's")
+    os.mkfifo(tmp_path / "pipe")
     wrong = [
+        (tmp_path / "pipe", 9, "cannot be read (it is a pipe, or permission is denied)"),
         (tmp_path / "nowhere.bin", 9, "cannot be read (No such file or directory): give a file of tokens"),
         (tmp_path, 9, "cannot be read (Is a directory)"),
         (tmp_path / "odd.bin", 9, "has 3 bytes, no whole number of data.type=uint16: give the type it has"),

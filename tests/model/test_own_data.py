@@ -156,6 +156,11 @@ def test_a_rare_target_of_another_weight_is_refused_when_a_step_has_it(loss, num
         own_rows(data, step, 16, 0, facts)
 
 
+def test_targets_of_a_type_with_few_numbers_are_accepted():
+    data = Items(40, lambda index: (image(index)[0], torch.tensor(index % 2, dtype=torch.int8)))
+    assert inspect_layers(broken(data, lambda logits, targets: F.cross_entropy(logits, targets.long())), "").rows
+
+
 def squares(logits, targets):
     return (logits[:, :1] - targets) ** 2
 

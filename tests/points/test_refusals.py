@@ -43,14 +43,15 @@ def status() -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("place", "words"), [("there", []), ("link", ["-m", "seed=1,2"]), ("there/outputs", [])], ids=str
+    ("place", "words"), [("there", []), ("link", ["-m", "seed=1,2"]), ("there/outputs", []), ("x" * 300, [])], ids=str
 )
 def test_an_output_folder_that_cannot_be_made_is_refused(place, words, typed, tmp_path):
     (tmp_path / "there").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     code, out, errors = typed(*words, *THREADS, f"output_dir={place}")
     assert (code, out, len(errors)) == (2, "", 1)
-    assert errors[0].startswith(f"error: output_dir={place} cannot be written (")
+    assert errors[0].startswith(f"error: output_dir={place[:50]}")
+    assert " cannot be written (" in errors[0]
     assert errors[0].endswith("): choose another folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
 

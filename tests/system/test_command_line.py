@@ -42,6 +42,12 @@ def test_the_exit_code_of_a_command(ends, code, tmp_path):
     assert (done.returncode, done.stderr.splitlines(), len(done.stdout.splitlines())) == (code, NOTES, 3)
 
 
+def test_a_character_that_the_terminal_lacks_is_a_question_mark():
+    code = "from microp.system import run_command; run_command(lambda: print('1 \u2192 2'))"
+    latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    assert subprocess.run([sys.executable, "-c", code], env=latin, stdout=subprocess.PIPE).stdout == b"1 ? 2\n"
+
+
 def test_every_command_is_run_so():
     files = [path for folder in ("microp", "analysis") for path in (ROOT / folder).rglob("*.py")]
     mains = {path: text for path in files if '\nif __name__ == "__main__":\n' in (text := path.read_text())}
