@@ -121,7 +121,9 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         return builder, set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
-        raise ValueError(f"{group}.builder={node['builder']} {lacks}: {_said(error.__cause__ or error)}") from error
+        said, (module, _, function) = _said(error.__cause__ or error), node["builder"].rpartition(".")
+        said = f"{module} has no function {function}" if said.endswith("is not a package") else said
+        raise ValueError(f"{group}.builder={node['builder']} {lacks}: {said}") from error
 
 
 def is_computed(partition: dict[str, Any]) -> bool:

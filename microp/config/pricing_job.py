@@ -88,6 +88,8 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
     if config.costs.weight is None and config.costs.backward is not None and schedule.input_gradients:
         notes.append("costs.weight is not given: W takes no time, and I all of costs.backward")
     if workload is not None:
+        if config.partition["name"] == "uniform" and len({*workload.layers}) > 1 and not _are_by_hand(config):
+            notes.append(f"unequal stages: {' '.join(map(str, workload.layers[: schedule.depth]))} layers")
         notes += not_frozen(config, schedule, chosen.partition)
     return PricingJob(config, schedule, costs, workload, tuple(notes))
 

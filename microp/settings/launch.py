@@ -29,6 +29,11 @@ class LaunchSettings:
                 f"ranks={ranks} times replicas={replicas} is {processes}, but torchrun started {world} processes: let "
                 f"it start {processes} (--nnodes times --nproc-per-node), or change ranks or replicas"
             )
+        elif "RANK" in os.environ and not is_joined():  # as jobs of Kubernetes: each process would run the whole run
+            problems.append(
+                "RANK is in the environment, but not all that torchrun sets (LOCAL_RANK, ...): start the ranks with "
+                "torchrun, or take RANK away, with env -u RANK"
+            )
         return problems
 
 

@@ -81,6 +81,13 @@ def test_a_latency_needs_the_clock_of_one_host(monkeypatch):
     assert problem.startswith("device.latency_ms=1.0 needs all ranks on one host")
 
 
+def test_a_rank_that_torchrun_has_not_started_is_refused(monkeypatch):
+    """Each of the processes would run the whole run."""
+    monkeypatch.setenv("RANK", "1")
+    [problem] = problems(config())
+    assert problem.startswith("RANK is in the environment, but not all that torchrun sets")
+
+
 def test_an_activation_limit_refuses_and_changes_nothing_else():
     assert problems(config("activation_limit=4")) == []  # gpipe holds all 4 chunks
     [problem] = problems(config("activation_limit=3"))
