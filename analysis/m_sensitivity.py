@@ -34,7 +34,7 @@ NEEDS = "a pipelined schedule with at least two values of M"
 POINT = ["schedule", "chunks"]
 PANEL = ["device", "ranks", "fixed", "panel"]
 SAME = ["device", "config.model.name", "config.model.layers", "config.model.dim", "work"]  # of pipeline and monolith
-BUBBLES = {  # the closed forms of the bubble with equal layers, F = B = W and free hops
+BUBBLES = {  # the closed forms of the bubble with equal layers, F = I = W and free hops
     "gpipe": "(K-1)/(M+K-1)",
     "1f1b": "(K-1)/(M+K-1)",
     "zb_h1": "(K-1)/(3M+K-1) from M = K on",

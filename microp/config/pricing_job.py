@@ -131,7 +131,7 @@ def _weighs_layers(config: SimulateConfig) -> bool:
 
 
 def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None, weighed: bool) -> Costs:
-    """Return the costs: those given by hand, the device's, or else F = B = W = 1 on an average rank.
+    """Return the costs: those given by hand, the device's, or else F = I = W = 1 on an average rank.
 
     Layers count the same then, or, if they are `weighed`, by what each computes and moves.
     """

@@ -100,8 +100,8 @@ def is_fixed(group: str, key: str) -> bool:
 class CostsConfig:
     """Costs given by hand: numbers, or lists with one number per stage, all in the same unit."""
 
-    forward: Any = MISSING  # F of one stage; null: an emulated device's times, else F = B = W = 1 on an average rank
-    backward: Any = MISSING  # B, the input gradient, or the full backward if weight is not given
+    forward: Any = MISSING  # F of one stage; null: an emulated device's times, else F = I = W = 1 on an average rank
+    backward: Any = MISSING  # I, the input gradient, or the full backward B if weight is not given
     weight: Any = MISSING  # W, the weight gradient
     pair: Any = MISSING  # a pair of a forward and a backward; null: one after the other
     recompute: Any = MISSING  # what a recomputation adds to B; null: forward

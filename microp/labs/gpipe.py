@@ -16,8 +16,8 @@ from microp.labs.pipeline import show
 from microp.system import run_command
 
 LESSON = (
-    "More and smaller microbatches shrink the bubble, (K-1) / (M+K-1): it is {0}/{1} for M = {2}, and {0}/{3} for "
-    "M = {4} (chunks={4}).\nBut a rank keeps the activations of all M microbatches, which is the whole batch for any M."
+    "More and smaller microbatches shrink the bubble, (K-1) / (M+K-1): it is {0}/{1} for chunks={2}, and {0}/{3} "
+    "for chunks={4}.\nBut a rank keeps the activations of all M microbatches, which is the whole batch for any M."
 )
 main = partial(show, "gpipe", __doc__, LESSON)
 

@@ -15,6 +15,8 @@ Another card: `python -m microp.labs 2 card=80`, or `--card 80`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 
 from microp.config import ConfigError, job_of
 from microp.device import probe_layers
@@ -26,11 +28,14 @@ GB = 1e9
 MEASURED_DIM = 256
 
 
-def activation_bytes(rows: int, layers: int, dim: float) -> float:
-    """Return the bytes that the layers keep for the backward of `rows` rows, measured at a small width and scaled."""
+def activation_bytes(rows: int, layers: int, dim: float) -> Callable[[int], float]:
+    """Return the bytes that some of the layers keep for the backward of `rows` rows, by their number.
+
+    They are measured at a small width and scaled. A stage of n layers keeps its input and n outputs.
+    """
     job = job_of("ranks=1", "chunks=1", f"batch_size={rows}", f"model.dim={MEASURED_DIM}", f"model.layers={layers}")
     measured = probe_layers(job.model, rows, split=False)
-    return stage_bytes(measured, rows, job.checkpointing).whole / MEASURED_DIM * dim
+    return lambda count: stage_bytes(measured[:count], rows, job.checkpointing).whole / MEASURED_DIM * dim
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -56,21 +61,25 @@ def main(arguments: list[str] | None = None) -> None:
         "parameters, float32": weights,
         "gradients": weights,
         "Adam's two moments": 2 * weights,
-        f"activations of {options.rows} rows": activations,
+        f"activations, {options.rows} rows": activations(options.layers),
     }
     say(f"{options.parameters:,.0f} parameters: {options.layers} layers, each {dim:,.0f} wide\n")
     total, card = sum(kept.values()), options.card * GB
     for name, size in {**kept, "in all": total, "a card": card}.items():
-        print(bar(f"{size / GB:8.2f} GB  {name:24} ", size, max(total, card)))
+        print(bar(f"{size / GB:8.2f} GB  {name:26} ", size, max(total, card)))
     verdict = "do not fit" if weights > card else "fit"
     say(f"\nThe parameters alone are {weights / GB:g} GB: they {verdict} on a card of {options.card:g} GB.")
-    layer = total / options.layers
-    if layer > card:
-        say(f"A layer's part of all that is {layer / GB:.1f} GB, more than a card: no cut between layers is enough.")
+
+    def needs(count: int) -> float:
+        return 4 * weights * count / options.layers + activations(count)
+
+    if needs(1) > card:
+        say(f"A layer alone needs {needs(1) / GB:.1f} GB, more than a card: no cut between layers is enough.")
         return
-    cards = math.ceil(options.layers / (card // layer))
+    fits = bisect_right(range(1, options.layers + 1), card, key=needs)
+    cards = math.ceil(options.layers / fits)
     most = math.ceil(options.layers / cards)
-    count = f"{most} layer{'s' * (most > 1)} and {most * layer / GB:.1f} GB"
+    count = f"{most} layer{'s' * (most > 1)} and {needs(most) / GB:.1f} GB"
     say(f"Cut into stages of whole layers, training needs {cards} card{'s' * (cards > 1)}: at most {count} on each.")
 
 

@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         losses.append(step.loss)
         if number % max(1, job.steps // 10) == 0 or number == job.steps - 1:
             print(bar(f"step {number:2}  loss {step.loss:.3f}  ", step.loss, MOST, " ..." * (step.loss > MOST)))
-    say(f"\nThe loss went from {losses[0]:.2f} to {losses[-1]:.2f} nats per byte; a guess among 256 bytes has 5.55.")
+    lower = "a smaller learning_rate would help" if not losses[-1] <= losses[0] else "a guess among 256 bytes has 5.55"
+    say(f"\nThe loss went from {losses[0]:.2f} to {losses[-1]:.2f} nats per byte; {lower}.")
     say("Forward, backward and optimizer run in one process. Next: what if its memory is too small?")
 
 

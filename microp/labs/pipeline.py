@@ -19,7 +19,7 @@ from microp.records import read_spans, summarise
 from microp.settings import EmulatedSettings
 from microp.simulator import nominal_costs
 from microp.system import MIB, size_text
-from microp.terminal import err
+from microp.terminal import counted, err
 from microp.trace import bubble_fraction, busy, makespan, screen, timeline
 from microp.worker import launch_ranks
 
@@ -37,8 +37,8 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
 
     Args:
         text, arguments: as of `typed_job`.
-        lesson: what to see, the last line; it may name K-1, M+K-1, M, and the last two for another M, by their places,
-            {0} to {4}.
+        lesson: what to see, the last line; it may name K-1, for two numbers of microbatches M+K-1 and M, and the M that
+            ran, by their places, {0} to {5}.
 
     Returns:
         two lists over the ranks: `utilisation`, the share of the step in which the rank computed, and
@@ -56,8 +56,10 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
     ):
         launch_ranks(job, Path(folder))
         spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")
-    of = f"{job.schedule.chunks} microbatch{'es' * (job.schedule.chunks > 1)} of {round(job.mean_rows, 1):g} rows"
-    say(f"{name}, {job.ranks} ranks, {of}: {summary['step_ms']['median']:.0f} ms per step with its optimizer")
+    of = f"{counted(job.schedule.chunks, 'microbatch')} of {_rows(job)}"
+    say(
+        f"{name}, {counted(job.ranks, 'rank')}, {of}: {summary['step_ms']['median']:.0f} ms per step with its optimizer"
+    )
     if isinstance(job.device, EmulatedSettings):
         say(_about_times(job, job.device))
     print()
@@ -71,11 +73,13 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
         start = f"rank {rank:{len(str(job.ranks - 1))}}  busy {share:4.0%} "
         print(bar(start, share, 1, f"  {end:{max(map(len, kept))}}"))
     idle, chunks = job.ranks - 1, job.schedule.chunks
-    other = 4 * chunks if 4 * chunks <= job.batch_size else max(1, chunks // 4)
-    numbers = idle, chunks + idle, chunks, other + idle, other
+    few, many = sorted((chunks, 4 * chunks if 4 * chunks <= job.batch_size else max(1, chunks // 4)))
+    numbers = idle, few + idle, few, many + idle, many, chunks
     form = summary["bubble"]["closed_form"]
     usual = idle / (idle + (1 if lab == "naive" else chunks))
-    if form is None or abs(form - usual) > 1e-9 or job.checkpointing.segments:
+    if job.ranks == 1:
+        lesson = "One rank is never idle: the lesson of this lab is about several."
+    elif form is None or abs(form - usual) > 1e-9 or job.checkpointing.segments:
         lesson = "The lesson of this lab, without such words, is about equal ranks, free hops and no recomputation."
     if (nominal := summary["nominal"]) and nominal["step"] > LATE:
         late = f"{summary['overruns']} of {summary['actions']} actions took longer than their time"
@@ -87,6 +91,12 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
     return {"utilisation": shares, "in_flight": held}
 
 
+def _rows(job: Job) -> str:
+    """Return how many rows a microbatch has, where they differ with their mean."""
+    least, most = min(job.workload.rows), max(job.workload.rows)
+    return counted(most, "row") if least == most else f"{least} or {most} rows ({job.mean_rows:.3g} on average)"
+
+
 def _about_times(job: Job, device: EmulatedSettings) -> str:
     """Return how long the actions of an emulated device last."""
     costs = nominal_costs(device, job.workload)
@@ -94,7 +104,7 @@ def _about_times(job: Job, device: EmulatedSettings) -> str:
     parts = zip(costs.backward, costs.weight or nothing, costs.recompute or nothing, strict=True)
     full = list(map(sum, parts))
     forward, backward = (" or ".join(f"{time:.4g}" for time in sorted({*times})) for times in (costs.forward, full))
-    rows = f"of {job.mean_rows:g} rows, and half of that for half the rows" if "row" in device.per else "of any size"
+    rows = f"of {_rows(job)}, and half of that for half the rows" if "row" in device.per else "of any size"
     layers = " or ".join(map(str, sorted({*job.partition.sizes})))
     rows += f" or layers; a stage has {layers}" * (device.per == ["layer", "row"])
     return (

@@ -7,7 +7,7 @@ Four bubbles, all idle over total (GPipe's definition):
 | `bubble.measured` | the median over the measured steps |
 | `predicted.bubble` | known before the run: from an emulated device's nominal times, or from a profile |
 | `replayed.bubble` | simulated with the run's own action times of each stage, its hops and the engine's own time |
-| `bubble.closed_form` | the formula, with an emulated device's times; else with equal layers, F = B = W, free hops |
+| `bubble.closed_form` | the formula, with an emulated device's times; else with equal layers, F = I = W, free hops |
 
 `predicted.step_ms` and `replayed.step_ms` are those steps with the sums over the replicas and the optimizer.
 
@@ -19,6 +19,7 @@ back.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -128,7 +129,7 @@ def _per_rank(job: Job, steps: list[Step], key: str) -> list[float] | None:
 
 
 def _costs(job: Job) -> Costs:
-    """Return the costs for the formulas: an emulated device's times, else F = B = W = layers."""
+    """Return the costs for the formulas: an emulated device's times, else F = I = W = layers."""
     return nominal_costs(job.device, job.workload)
 
 
@@ -177,7 +178,10 @@ def _nominal(job: Job, steps: list[Step]) -> dict[str, float] | None:
     """
     if not (isinstance(job.device, EmulatedSettings) and steps and job.engines[0] == "microp"):
         return None
-    spans = simulate(job.schedule, _costs(job))
+    costs, rows = _costs(job), job.workload.rows
+    if "row" in job.device.per and not costs.shares and len({*rows}) > 1:
+        costs = replace(costs, shares=tuple(count / job.mean_rows for count in rows))
+    spans = simulate(job.schedule, costs)
     optimizer = nominal_optimizer(job.device, job.workload.layers, job.schedule.copies)
     last = spans.per_rank(spans.end, np.maximum)
     nominal = float(max(end + sum(optimizer[s] for s in job.schedule.stages_of(rank)) for rank, end in last.items()))

@@ -1,7 +1,8 @@
 """Closed forms of named schedules: makespan, largest span and peaks, without a simulation.
 
 K ranks, M chunks, v stages per rank, s slices; f, b, w: the times of a forward, an input gradient and a weight
-gradient of one stage; x = b + w, t = f + x, T = v t; c: one hop (asynchronous latency).
+gradient of one stage; x = b + w, t = f + x, T = v t; c: one hop (asynchronous latency). If every microbatch is
+recomputed, b contains that.
 
 Makespan of a step (the same for `_lifo`):
 
@@ -289,7 +290,7 @@ def makespan(schedule: Schedule, costs: Costs) -> Any | None:
 
 def bubble(schedule: Schedule, costs: Costs) -> Any | None:
     """Return idle over total time, GPipe's definition: 1 - busy / (ranks x makespan); None if no form is exact."""
-    total = makespan(schedule, costs)
+    total, costs = makespan(schedule, costs), _with_recomputation(costs)
     if not total:
         return None
     own = schedule.chunks // schedule.copies  # microbatches of a stage
@@ -325,11 +326,20 @@ def held_peak(schedule: Schedule) -> list[Fraction] | None:
     return _peaks(_HELD, schedule)
 
 
+def _with_recomputation(costs: Costs) -> Costs:
+    """Return the costs with the recomputation as a part of each backward, if all microbatches have one."""
+    if not costs.recompute or costs.spared or costs.pair:
+        return costs
+    full = tuple(map(add, costs.full, costs.recompute)) if costs.full else ()
+    return replace(costs, backward=tuple(map(add, costs.backward, costs.recompute)), full=full, recompute=())
+
+
 def _look_up(table: dict[str, list[_Form]], schedule: Schedule, costs: Costs) -> Any | None:
+    costs = _with_recomputation(costs)
     plain = Costs(
         costs.forward, costs.backward, costs.weight, costs.latency, pair=costs.pair, shares=even_shares(schedule)
     )
-    # The forms know only an asynchronous latency, no recomputation and no bandwidth. Reductions come later.
+    # The forms know only an asynchronous latency, no recomputation of some microbatches and no bandwidth.
     if isinstance(costs.latency, tuple) or replace(costs, reduction=()) != plain:
         return None
     case = _Case(schedule, costs)

@@ -6,7 +6,7 @@
                      results: the figures ─────────┴─► columns: fit the width ─► console
 """
 
-from microp.terminal.columns import Column, extremes, paragraph
+from microp.terminal.columns import Column, counted, extremes, paragraph
 from microp.terminal.columns import show as show_columns
 from microp.terminal.console import err, out
 from microp.terminal.progress import Board, bar

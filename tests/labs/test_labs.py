@@ -97,7 +97,7 @@ def test_memory_wall(capsys):
         assert line in text
     for words, line in (
         (["--parameters", "1e9"], "they fit on a card of 24 GB"),
-        (["layers=4"], "A layer's part of all that is 40.1 GB, more than a card: no cut between layers"),
+        (["layers=4"], "A layer alone needs 40.1 GB, more than a card: no cut between layers"),
         (["card=1000"], "needs 1 card: at most 16 layers"),
     ):
         memory_wall.main(words)

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -55,6 +56,17 @@ def test_makespan_and_bubble(name: str) -> None:
     rng = random.Random(name)
     orders = [_random_schedule(name, rng) for _ in range(TRIALS)]
     assert sum(_is_form(order, _random_costs(order, rng)) for order in orders) >= TRIALS // 12
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_makespan_and_bubble_with_recomputation(name: str) -> None:
+    rng = random.Random(name)
+    for order in [_random_schedule(name, rng) for _ in range(TRIALS // 4)]:
+        costs = _random_costs(order, rng)
+        again = replace(costs, recompute=(rng.randint(1, 9),) * order.stages)
+        known = _is_form(order, again)
+        assert known or name not in ("naive", "gpipe", "one_f_one_b")
+        assert closed_forms.makespan(order, replace(again, spared=(order.chunks - 1,))) is None
 
 
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe_v", "dualpipe"])
