@@ -59,7 +59,7 @@ is one of the configuration (model.dim), a group (schedule), a number of
 summary.json (step_ms), or status, run, when, experiment, commit; all are
 listed by --columns=help. Of a list with a number per rank the largest counts.
 
-  python -m microp.runs schedule=1f1b 'chunks>4' status=failed
+  python -m microp.runs schedule=1f1b 'chunks>4' disturbed=false
   python -m microp.runs 'when>2026-11-22 05:10' --columns=run,model.dim,step_ms
   python -m microp.runs 'chunks>=4' --compare schedule=1f1b schedule=gpipe
   python -m microp.runs status=failed,killed --delete
@@ -192,7 +192,7 @@ def _keys(rows: pd.DataFrame, points: Sequence[PointRow]) -> Iterator[Column]:
         yield Column("attempt", [name.removeprefix("attempt-") for name in rows["attempt"]], "left", 91)
     configs = [{key: value for key, value in point.config.items() if key not in NOT_ASKED} for point in points]
     for key in swept_columns(swept(configs, _FIRST)):
-        if key.name not in _IN_ID:
+        if key.name not in _IN_ID and not key.name.endswith(".builder"):
             yield replace(key, importance=55)
 
 

@@ -174,9 +174,8 @@ def _status(row: PointRow) -> str | None:
 
 
 def _disturbed(row: PointRow) -> str | None:
-    """Return the first reason, and how many more there are."""
-    more = f" +{len(row.disturbed) - 1}" if len(row.disturbed) > 1 else ""
-    return row.disturbed[0].text.partition(",")[0] + more if row.disturbed else None
+    """Return the first reason; the table's file has all of them."""
+    return row.disturbed[0].text.partition(",")[0] if row.disturbed else None
 
 
 def _about_torch(rows: Sequence[PointRow]) -> str:
@@ -215,7 +214,7 @@ _RESULTS = (
     Result("status", 95, _status, "", "finished"),
 )
 _LOOKS: dict[str, dict[str, Any]] = {
-    "disturbed": {"justify": "left", "style": "yellow", "shortest": LONG},
+    "disturbed": {"justify": "left", "style": "yellow", "shortest": 11},
     "status": {"justify": "left"},
 }
 
