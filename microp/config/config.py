@@ -171,6 +171,8 @@ def compose_config(*overrides: str, name: str = "config", folder: Path | str | N
     Raises:
         ConfigError: a key or an option does not exist, a value has the wrong type, or a key is not used.
     """
+    if wrong := [word for word in overrides if not isinstance(word, str)]:
+        raise ConfigError([f"{quoted(wrong[0])} is no word: give words, as 'schedule=gpipe', or keys"])
     words = with_profiles(overrides)
     if problems := word_problems(words):
         raise ConfigError(problems)

@@ -77,11 +77,20 @@ def refusal(error: BaseException) -> list[str]:
         text += ": several values are a sweep, as 4,8 with -m, or in a file's hydra.sweeper.params"
     elif key in GROUPS and "Cannot assign" in text:
         text += f": a file chooses an option in its defaults list, by `override {key}: NAME`"
-    missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
-    if missing and not (near or text.startswith("In ") or missing.startswith("hydra/")):
-        known = f"; {missing.rpartition('/')[0]} is one of {', '.join(names)}" if "/" in missing else ""
-        text += f": -cd FOLDER names the folder that has {missing}.yaml{known}"
+    if isinstance(error, MissingConfigException) and not near:
+        text += _where(str(error.missing_cfg_file), text, names)
     return [f"{text} (did you mean {near[0]}?)" if near else text]
+
+
+def _where(missing: str, text: str, names: Sequence[str]) -> str:
+    """Return what to do about a file of the configuration that is not there."""
+    if missing.startswith("schema/"):
+        base = missing.removeprefix("schema/")
+        return f": this file of yours is for python -m microp.{'run' if base == 'config' else base}"
+    if text.startswith("In ") or missing.startswith("hydra/"):
+        return ""
+    known = f"; {missing.rpartition('/')[0]} is one of {', '.join(names)}" if "/" in missing else ""
+    return f": -cd FOLDER names the folder that has {missing}.yaml{known}"
 
 
 def _initials(name: str) -> str:

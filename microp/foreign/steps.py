@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from microp.foreign.reading import OPS, Lane, Mark, Range, TraceError
-from microp.schedule import Action, Op, Schedule, validate
+from microp.schedule import Action, Op, Schedule, remote_source, validate
 from microp.schedule.builders import LOOPED, ORDERS, Drain
 from microp.trace import Span, makespan
 
@@ -96,16 +96,29 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
         why = faults[0] if faults else "the ranks have none in common"
         raise TraceError(f"no step is whole: {why}: give the whole traces of all ranks of one pipeline")
     notes += [f"left out: {fault}" for fault in faults]
-    for lane, *rows in zip(lanes, *whole.values(), strict=True):
-        ends = [each.end for each in lane.of("receive")]
-        counts = [sum(row.began <= end <= row.ended for end in ends) for row in rows]
-        if (least := min(counts)) < (usual := Counter(counts).most_common(1)[0][0]):
-            notes.append(f"{lane.name}: {least} receives in a step, {usual} in most: a wait may count as compute")
+    notes += _missing_receives(lanes, whole, orders[-1])
     if (count := len({order.ranks for order in orders})) > 1:
         notes.append(f"the {len(orders)} steps ran {count} orders: the last one is drawn and replayed")
     if any(len(lane.kernels) for lane in lanes):
         notes.append("an action lasts from the begin of its first GPU kernel to the end of its last one")
     return Traced(_named(orders[-1]), lanes, notes, whole)
+
+
+def _missing_receives(lanes: Sequence[Lane], whole: dict[int, list[RankStep]], order: Schedule) -> list[str]:
+    """Return which ranks lack receives in a step; refuse the ranks if one has more than the others send it."""
+    shares, notes = list[float](), list[str]()  # receives of each rank per input that it needs of another rank
+    for rank, (lane, *rows) in enumerate(zip(lanes, *whole.values(), strict=True)):
+        ends = [each.end for each in lane.of("receive")]
+        counts = [sum(row.began <= end <= row.ended for end in ends) for row in rows]
+        if (least := min(counts)) < (usual := Counter(counts).most_common(1)[0][0]):
+            notes.append(f"{lane.name}: {least} receives in a step, {usual} in most: a wait may count as compute")
+        shares.append(
+            usual / max(1, sum(remote_source(order, rank, action) is not None for action in order.ranks[rank]))
+        )
+    if lanes[0].world > len(lanes) and (len(lanes) == 1 or max(shares) > 1.5 * min(shares) > 0):
+        most = lanes[shares.index(max(shares))].rank
+        raise TraceError(f"rank {most} works with ranks that are not given: give all ranks of one pipeline")
+    return notes
 
 
 def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], list[str]]:

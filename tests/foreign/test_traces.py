@@ -89,6 +89,14 @@ def test_other_clocks_give_the_same_figures(traces, name, tmp_path):
         assert abs(bubble_fraction(after.spans[step]) - bubble_fraction(spans)) < 0.02  # .0057 on crowded cores
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_a_part_of_the_ranks_is_refused(traces, name):
+    files = files_of(traces / name)
+    for count in range(1, len(files)):
+        with pytest.raises(TraceError, match="give "):
+            read(files[:count])
+
+
 SPOILT = ("cut", "gz cut", "drop", "repeats", "double", "rename", "swap", "other", "bad", "no rank", "same", "messages")
 OTHERS = (
     *(b"", b"{}", b"[]", b"[1, 2]", b"null", b'{"traceEvents": 3}', b'{"traceEvents": [{}]}', b'{"a": [[[['),
