@@ -62,6 +62,9 @@ def answer(both: tuple[pd.DataFrame, pd.DataFrame]) -> str:
     if compared.empty:
         return ""
     table = over_launches(compared, POINT, ["ratio", "simulated", "kept"])
+    alike = table.groupby([key for key in POINT if key != "checkpointing"], dropna=False)["checkpointing"]
+    in_all = alike.transform("size") == table["checkpointing"].nunique()
+    table = table[in_all] if in_all.any() else table  # medians of the same combinations, else they do not compare
     order = [*POLICIES, *sorted(set(table["checkpointing"]) - set(POLICIES))]
     told = [_policy(name, own) for name in order if not (own := table[table["checkpointing"] == name]).empty]
     if (most := table.groupby("checkpointing").size().max()) > 1:
