@@ -194,7 +194,7 @@ _RATIO, _FRACTION = "{:.2f}".format, "{:.3f}".format
 _RESULTS = (
     Result("step ms", 90, _figure(_milliseconds, "step_ms.median"), "step ms: pipeline and optimizer, median."),
     Result("p10 - p90", 40, _spread),
-    Result("predicted ms", 45, _figure(_milliseconds, "predicted.step_ms")),
+    Result("predicted ms", 55, _figure(_milliseconds, "predicted.step_ms")),
     Result("disturbed", 85, _disturbed, "disturbed: why not to trust its times.", ""),
     Result("torch / microp", 80, _figure(_RATIO, "engines.ratio.torch/microp"), _TURNS),
     Result("microp ms", 78, _figure(_milliseconds, "engines.pipeline_ms.microp.median"), _ENGINES),
