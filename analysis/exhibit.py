@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from microp.records import RANGE_UP_TO
-from microp.results import records
+from microp.results import is_missing, records
 from microp.trace import save
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
@@ -111,13 +111,13 @@ def markers(runs: pd.DataFrame) -> str:
 
 def commits(runs: pd.DataFrame) -> str:
     """Return the commits that made the runs, as text."""
-    return ", ".join(sorted({str(commit or "unknown") for commit in runs["env.commit"]}))
+    return ", ".join(sorted({commit for commit in runs["env.commit"] if isinstance(commit, str)})) or "unknown"
 
 
 def machines(runs: pd.DataFrame) -> str:
     """Return the machines that made the runs, as text."""
     known = [column for column in ("env.processor", "env.cores", "env.gpus") if column in runs]
-    return " and ".join(sorted({_machine(row) for row in records(runs[known])}))
+    return " and ".join(sorted({*map(_machine, records(runs[known]))} - {""})) or "unknown machine"
 
 
 def launch_spread(runs: pd.DataFrame) -> tuple[float, float] | None:
@@ -134,9 +134,10 @@ def launch_spread(runs: pd.DataFrame) -> tuple[float, float] | None:
 
 
 def _machine(row: dict[str, Any]) -> str:
-    gpus = row.get("env.gpus")
-    extra = f", {', '.join(map(str, gpus))}" if isinstance(gpus, list) and gpus else ""
-    return f"{row['env.processor'] or 'unknown processor'}, {counted(row['env.cores'], 'core')}{extra}"
+    """Return what is known of a run's machine; empty for nothing."""
+    known = {key: value for key, value in row.items() if not is_missing(value)}
+    cores = [counted(int(known["env.cores"]), "core")] if "env.cores" in known else []  # a float if a run has none
+    return ", ".join(filter(None, [known.get("env.processor"), *cores, *map(str, known.get("env.gpus", []))]))
 
 
 def counted(number: int, noun: str) -> str:

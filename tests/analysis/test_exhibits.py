@@ -9,7 +9,7 @@ import pytest
 
 from analysis import engine_speed, plot, prediction, rank_time, sweep
 from analysis.command import section
-from analysis.exhibit import markers
+from analysis.exhibit import commits, machines, markers
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
 from analysis.timeline import time_table
 from analysis.words import least_memory
@@ -254,6 +254,19 @@ def test_a_caption_has_bars_only_where_launches_repeat_and_equal_memory_is_told_
     ):
         table = pd.DataFrame({"name": names[: len(mib)], "activation_mib": mib})
         assert said in least_memory(table, "name")[0]
+
+
+def test_what_an_imported_run_does_not_know_of_its_machine_is_left_out():
+    """pandas makes 2.0 of 2 cores beside a run that has none, and NaN of what is missing."""
+    env = {
+        "env.processor": ["EPYC", "", "EPYC", None],
+        "env.cores": [2, None, 1, None],
+        "env.commit": ["3f1"] + [None] * 3,
+    }
+    runs = pd.DataFrame(env | {"env.gpus": [["H100"], [], None, float("nan")]})
+    assert machines(runs) == "EPYC, 1 core and EPYC, 2 cores, H100"
+    assert commits(runs) == "3f1"
+    assert (machines(runs.iloc[[1, 3]]), commits(runs.iloc[[1, 3]])) == ("unknown machine", "unknown")
 
 
 def test_more_names_than_colours_stand_beside_their_points():

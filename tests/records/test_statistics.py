@@ -48,7 +48,9 @@ def test_a_point_is_too_wide_if_its_launches_or_their_steps_scatter(times, sprea
 
 
 def test_memory_is_exact_however_the_times_are_disturbed():
-    rows = launches("gpipe", [50.0, 90.0], 0.5, 2).assign(disturbed=True, kept_mib=[1.0, 9.0], activation_kib=[1.0, 9.0])
+    rows = launches("gpipe", [50.0, 90.0], 0.5, 2).assign(
+        disturbed=True, kept_mib=[1.0, 9.0], activation_kib=[1.0, 9.0]
+    )
     [point] = over_launches(rows, ["schedule"], ["kept_mib", "activation_kib", "step_ms.median"]).to_dict("records")
     assert [point[f"{name}.wide"] for name in ("kept_mib", "activation_kib", "step_ms.median")] == [False, False, True]
 
