@@ -183,9 +183,13 @@ def test_without_runs_there_is_no_answer_and_with_too_few_it_says_what_is_missin
     if name in EXPERIMENTS:
         row = run(tmp_path, gpipe(2, 4), equal(2, 5, 10), device="cpu", sync="ddp")
         row |= {"config.sync.all_reduce": "auto", "config.model.name": "mlp", "config.model.layers": 8}
-        said = section(name, Made([row])).answer
+        store = Made([row])
+        said = section(name, store).answer
         assert said.startswith("The finished runs do not answer the question yet: it needs ")
         assert said.endswith(f". `python -m microp.run -cn {name}` runs what is missing.")
+        needs, store.schedules = said.partition(" yet: ")[2].partition(". `")[0], ["gpipe", "mine"]
+        few = f"--schedule=gpipe,mine leaves too few runs to answer the question: {needs}."
+        assert section(name, store).answer == few
 
 
 def test_a_sweep_over_engines_says_how_they_compare_in_turn(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from recorded import write_plan
-from stored import amend
+from stored import amend, store_run
 from user import ran, start
 
 from analysis import __main__ as report
@@ -215,6 +215,23 @@ def test_a_folder_without_runs_or_that_does_not_exist_is_one_sentence(module, tm
         assert stop.value.code == 2
         assert re.search(said, error)
         none.mkdir(exist_ok=True)
+
+
+def test_schedules_that_no_run_has_or_that_are_too_few_are_named(outputs, tmp_path, monkeypatch, capsys):
+    """Beside them lies a run without a result, which has no schedule."""
+    copy = Path(shutil.copytree(outputs, tmp_path / "outputs", ignore=shutil.ignore_patterns("report")))
+    store_run(copy, "schedule=zb_h1", status="running")
+    few, runs = f"--report={tmp_path / 'few'}", str(copy / "runs")
+    for module, words in ((report, [copy]), (m_sensitivity, [copy]), (sweep, [copy / "sweeps"]), (sweep, [runs, few])):
+        monkeypatch.setattr(sys, "argv", ["analysis", *map(str, words), "--schedule=nosuch,zb_h1"])
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(module.__file__), run_name="__main__")
+        assert stop.value.code == 2
+        said = f"error: {words[0]} holds no finished run of schedule=nosuch,zb_h1: there are 1f1b, gpipe\n"
+        assert capsys.readouterr().err.endswith(said)
+    assert sweep.main([runs, few, "--schedule=gpipe"]) == 0
+    assert pd.read_csv(tmp_path / "few" / "sweep-runs.csv")["chunks"].tolist() == [2, 4]
+    capsys.readouterr()
 
 
 def test_one_experiment_alone(outputs, made, tmp_path):
