@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import pandas as pd
 import pytest
 from drawn import equal
 
@@ -140,10 +141,17 @@ def test_a_sweep_names_the_fastest_point_and_compares_it(tmp_path):
 def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     rows = own(tmp_path, (1.0,), disturbed=True)
     said = sweep.answer(rows, ["chunks"])
-    assert said.startswith("All 2 points are disturbed, so their times are too noisy to rank: 135 to 180 ms per step. ")
+    assert said.startswith("The times of 2 points are too noisy to rank (disturbed: 2 of 2): 135 to 180 ms per step. ")
     assert said.endswith(ONE)
     said = sweep.answer(rows.assign(disturbed=rows["chunks"] == 8), ["chunks"])
-    assert said.startswith("Fastest of 2 points (disturbed: 1 of 2): 8 with 135 ms per step (disturbed), ")
+    assert said.startswith("The times of 2 points are too noisy to rank (disturbed: 1 of 2): 135 to 180 ms per step. ")
+    more = pd.concat([rows, rows.assign(chunks=rows["chunks"] + 1)])  # 2, 8, 3 and 9
+    said = sweep.answer(more.assign(disturbed=more["chunks"] != 3), ["chunks"])
+    assert said.startswith("The times of 4 points are too noisy to rank (disturbed: 3 of 4): 135 to 180 ms per step. ")
+    said = sweep.answer(more.assign(disturbed=more["chunks"].isin((8, 9))), ["chunks"])
+    assert said.startswith("Fastest of 2 points, without 2 disturbed: 2 with 180 ms per step, ")
+    said = sweep.answer(rows[rows["chunks"] == 8], ["chunks"])
+    assert said.startswith("135 ms per step (disturbed), with a bubble of ")
     said = sweep.answer(own(tmp_path, (0.9, 1.0, 1.1)), ["chunks"])
     assert "(spread too wide: 2 of 2): 8 with 135 ms per step [122, 148] (its spread is too wide), with" in said
     rows = own(tmp_path, (0.99, 1.0, 1.01), disturbed=True)
