@@ -62,8 +62,8 @@ def spread(point: Mapping[str, Any], value: str, unit: str = "", like: float | N
 
 
 def doubts(table: pd.DataFrame, value: str) -> str:
-    """Return how many points of a table are disturbed or too wide, in parentheses; nothing if there are none."""
-    wide = table[f"{value}.wide"].astype(bool) & ~table["disturbed"]
+    """Return how many points of a table are disturbed or, where known, too wide, in parentheses; nothing for none."""
+    wide = ~table["disturbed"] & table.get(f"{value}.wide", False)
     counts = {"disturbed": int(table["disturbed"].sum()), "spread too wide": int(wide.sum())}
     told = "; ".join(f"{name}: {count} of {len(table)}" for name, count in counts.items() if count)
     return f" ({told})" if told else ""

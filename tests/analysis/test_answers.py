@@ -1,5 +1,6 @@
 """The answers' sentences have the figures of the rows, a verdict where launches allow one, and no figure too many."""
 
+import re
 from itertools import product
 
 import pandas as pd
@@ -104,15 +105,20 @@ def test_over_all_runs(tmp_path):
     )
 
 
-def test_prediction_says_what_was_known_before_the_run(tmp_path):
-    """Two configurations, one predicted 10 % too long: the order is right, so the plan chosen is the fastest."""
+def predicted_runs(folder, **changes):
+    """Two configurations, one predicted 10 % too long."""
     rows = []
     for chunks, factor in ((2, 1.0), (8, 1.1)):
         schedule, costs = gpipe(2, chunks), equal(2, 40 / chunks, 80 / chunks)
         predicted = {"predicted.step_ms": factor * float(makespan(simulate(schedule, costs))), "replayed.step_ms": 70.0}
         asked = {"question": str(chunks), "config.device.per": ["row"]}  # actions of fewer rows are shorter
-        rows += launches(tmp_path, schedule, costs, (1.0,), **asked, **predicted)
-    said = section("prediction", Made(rows)).answer
+        rows += launches(folder, schedule, costs, (1.0,), **asked, **predicted, **changes)
+    return rows
+
+
+def test_prediction_says_what_was_known_before_the_run(tmp_path):
+    """The order is right, so the plan chosen is the fastest."""
+    said = section("prediction", Made(predicted_runs(tmp_path))).answer
     assert (
         "Predicted before the run: emulated, 2 configurations: median error 5.0 %, 90 % within 9.0 %, bias +5.0 %, "
         "Kendall's tau 1.00, regret of the plan chosen 0.0 %; median error of the baselines: closed bubble 0.0 %, "
@@ -158,6 +164,22 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     two, eight = (rows[rows["chunks"] == chunks] for chunks in (2, 8))
     assert versus("8", eight, "2", two) == "8 takes 135 ms, against 180 ms for 2 (disturbed)"
     assert versus("8", eight, "2", two.assign(disturbed=False)).startswith("8 is 25.0 % faster than 2")
+
+
+def test_captions_and_answers_mark_figures_of_disturbed_runs(tmp_path):
+    found = {}
+    for name in ("hop_latency", "checkpoint_overhead"):
+        rows = [{**row, "disturbed": True} for row in CASES[name].few(tmp_path)]
+        found |= {each.stem: each.caption for each in section(name, Made(rows)).exhibits}
+    times = "0.00 ms [0.00, 0.00] (disturbed) under gpipe and 2.00 ms [2.00, 2.00] (disturbed) under 1f1b"
+    assert f"At c = 2 ms: {times}. Markers: " in found["hop-latency-slopes"]
+    assert re.search(r"(\d+) of \1 runs were disturbed\.", found["hop-latency-slopes"])
+    cost = r"always has 1\.25 of the step time and 0\.30 of the activations \(disturbed: (\d+) of \1\);"
+    assert re.search(cost, found["checkpoint-overhead-pareto"])
+    section_of_all = section("prediction", Made(predicted_runs(tmp_path, disturbed=True)))
+    for said in (section_of_all.answer, *(each.caption for each in section_of_all.exhibits)):
+        assert re.search(r"mulated, 2 (runs|configurations) \(disturbed: 2 of 2\): median error", said)
+    assert {"disturbed"} & {*section_of_all.exhibits[1].table} == set()
 
 
 def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):

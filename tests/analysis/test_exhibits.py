@@ -200,6 +200,7 @@ def runs(*rows: tuple[str, int, float, float], launches: int = 1, **changes) -> 
     names = ("schedule", "chunks", "predicted.step_ms", "replayed.step_ms")
     frame = pd.DataFrame([(*row, launch) for row in rows for launch in range(launches)], columns=[*names, "launch"])
     same = {"ranks": 2, "replicas": 1, "checkpointing": "never", "model": "mlp", "device": "cpu", "batch_size": 256}
+    same["disturbed"] = False
     frame = frame.assign(**same, partition=[[8, 8]] * len(frame), **{"config.model.dim": 64})
     frame["question"] = frame["schedule"] + "-" + frame["chunks"].astype(str)
     frame["step_ms.median"] = frame["replayed.step_ms"] * (1 + 0.02 * frame["launch"])
@@ -242,9 +243,12 @@ def test_what_was_not_predicted_is_left_out_and_a_run_without_an_end_changes_not
 
 
 def test_a_caption_has_bars_only_where_launches_repeat_and_equal_memory_is_told_once(tmp_path):
-    launches = pd.DataFrame({"question": ["a", "a", "b"]})
+    launches = pd.DataFrame({"question": ["a", "a", "b"], "disturbed": False})
     assert markers(launches).startswith("Markers: medians over launches; bars: ")
     assert markers(launches.iloc[1:]) == "Markers: one launch each."
+    noisy = launches.assign(disturbed=[True, True, False])
+    assert markers(noisy).endswith(", cut off where they are long; 2 of 3 runs were disturbed.")
+    assert markers(noisy.iloc[1:]) == "Markers: one launch each; 1 of 2 runs was disturbed."
     names, all_of_them = ["a", "b", "c"], "of activations in all of them"
     for mib, said in (
         ([0.125, 0.125], f"the rank that holds most keeps 0.125 MiB {all_of_them}"),
