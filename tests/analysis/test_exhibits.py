@@ -1,6 +1,7 @@
 """What the figures and the timelines of the report say."""
 
 import json
+import re
 from itertools import combinations, product
 from pathlib import Path
 
@@ -129,7 +130,14 @@ def test_rank_time_adds_up(outputs):
     assert (sums.max() - sums.min()).max() < 1e-6
     measured = {run["schedule"]: run["time_ms.compute"] for run in records(Store(outputs).runs())}
     assert set(timelines.table["schedule"]) == set(measured)
-    assert [axis.get_title("left").split(":")[0] for axis in timelines.figure.axes] == list(timelines.table["schedule"])
+    noisy = Made(Store(outputs).runs().assign(disturbed=True))
+    for drawn, doubt in (
+        (timelines, "( \\(disturbed\\))?"),
+        (section("rank_time", noisy).exhibits[1], " \\(disturbed\\)"),
+    ):
+        titles = [axis.get_title("left") for axis in drawn.figure.axes]
+        assert all(map(re.match, [f"{name}{doubt}: " for name in timelines.table["schedule"]], titles))
+        assert drawn.table.equals(timelines.table)
     assert (timelines.table["bubble"] > 0).all()
 
 
