@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import engine_speed, plot, prediction, rank_time, sweep
+from analysis import engine_speed, looks, plot, prediction, rank_time, sweep
 from analysis.command import section
 from analysis.exhibit import commits, machines, markers
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
@@ -16,6 +16,7 @@ from analysis.timeline import time_table
 from analysis.words import least_memory
 from microp.records import LAUNCH
 from microp.results import Store, records
+from microp.schedule.builders import ORDERS
 from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 
@@ -279,6 +280,18 @@ def test_what_an_imported_run_does_not_know_of_its_machine_is_left_out():
     assert machines(runs) == "EPYC, 1 core and EPYC, 2 cores, H100"
     assert commits(runs) == "3f1"
     assert (machines(runs.iloc[[1, 3]]), commits(runs.iloc[[1, 3]])) == ("unknown machine", "unknown")
+
+
+def test_a_usual_schedule_looks_the_same_in_all_figures_and_no_other_one_looks_so():
+    every = looks.looks(ORDERS)
+    assert len(set(every.values())) == len(ORDERS)
+    usual = {every[name].marker for name in looks.SCHEDULES}
+    for names in combinations([*ORDERS, "mine"], 2):
+        shown = looks.looks(names)
+        assert all(look == every[name] for name, look in shown.items() if name in looks.SCHEDULES)
+        assert all(look.marker not in usual for name, look in shown.items() if name in {*ORDERS} - {*looks.SCHEDULES})
+        assert len({look.colour for look in shown.values()}) == 2
+    assert looks.looks(["never", "always"])["never"].marker == "o"
 
 
 def test_more_names_than_colours_stand_beside_their_points():
