@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     runs = store.runs()
     print_unreadable(store)
     if runs.empty:
-        parser.error(nothing(options.outputs, ANY_RUN))
+        parser.error(nothing(options.outputs, ANY_RUN, options.schedule, store.schedules_of()))
     made: list[Section] = []
     console = Console(stderr=True)
     total = len(EXPERIMENTS) + len(OVER_ALL_RUNS) + 1

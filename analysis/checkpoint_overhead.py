@@ -229,10 +229,12 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
         f"line is the Pareto front. {markers(runs)}"
     )
     if not compared.empty:
-        cheapest = compared.groupby("checkpointing")[["ratio", "kept"]].median()
+        costs = over_launches(compared, POINT, ["ratio", "kept"])
         told = "; ".join(
-            f"{name} has {line['ratio']:.2f} of the step time and {line['kept']:.2f} of the activations"
-            for name, line in cheapest.reindex([p for p in POLICIES if p in cheapest.index]).iterrows()
+            f"{name} has {own['ratio'].median():.2f} of the step time and {own['kept'].median():.2f} of the activations"
+            f"{doubts(own, 'ratio')}"
+            for name in POLICIES
+            if not (own := costs[costs["checkpointing"] == name]).empty
         )
         text += f" Relative to never, in the median over schedules and M: {told}."
     return Exhibit("checkpoint-overhead-pareto", "Memory against time", text, figure, table, runs)

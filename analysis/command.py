@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import microp
@@ -47,7 +47,9 @@ def main(name: str) -> int:
     except RecordError as error:
         parser.error(str(error))
     if not made.exhibits:
-        parser.error(made.answer or nothing(options.outputs, ANY_RUN if name in OVER_ALL_RUNS else command(name)))
+        own = None if name in OVER_ALL_RUNS else {point.run_id for point in store.points(name)}
+        makes, known = ANY_RUN if own is None else command(name), store.schedules_of(own)
+        parser.error(made.answer or nothing(options.outputs, makes, options.schedule, known))
     save(made.exhibits, folder)
     print_answer(made.answer)
     print_missing(made.missing)
@@ -67,8 +69,10 @@ def section(name: str, store: Store) -> Section:
     exhibits = [exhibit for exhibit in module.exhibits(given) if exhibit] if len(given) else []
     answer = module.answer(given) if len(given) else ""
     if is_experiment and not answer and not runs.empty:
-        wanted = f"it needs {module.NEEDS}. `{command(name)}` runs what is missing."
-        answer = f"The finished runs do not answer the question yet: {wanted}"
+        left, remedy = "The finished runs do not answer the question yet", f" `{command(name)}` runs what is missing."
+        if store.schedules:
+            left, remedy = f"--schedule={','.join(store.schedules)} leaves too few runs to answer the question", ""
+        answer = f"{left}: it needs {module.NEEDS}.{remedy}"
     title, missing = str(module.__doc__).splitlines()[0].rstrip("."), store.missing(name) if is_experiment else []
     return Section(name, title, answer, exhibits, missing, not is_experiment or bool(store.points(name)))
 
@@ -119,10 +123,12 @@ def print_answer(answer: str) -> None:
         print(textwrap.fill(answer, min(WIDTH, shutil.get_terminal_size().columns)))
 
 
-def nothing(outputs: Path, command: str) -> str:
-    """Return the error message for a folder that does not exist, or in which there is nothing to draw."""
+def nothing(outputs: Path, command: str, schedules: Collection[str], known: Collection[str]) -> str:
+    """Return the error message for no folder or no runs to draw; `schedules` are wanted, if any, `known` were run."""
     if not outputs.is_dir():
         return f"{absent(outputs)}: give the folder that runs write to, or make a run with `{command}`"
+    if schedules and known and not {*schedules} & {*known}:
+        return f"{outputs} holds no finished run of schedule={','.join(schedules)}: there are {', '.join(known)}"
     return f"{outputs} holds no finished run to draw: make one with `{command}`"
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from microp.records import RANGE_UP_TO
-from microp.results import records
+from microp.results import is_missing, records
 from microp.trace import save
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
@@ -94,49 +94,37 @@ def provenance(runs: pd.DataFrame) -> str:
         f"{_range(launches)} {'launch' if launches.max() == 1 else 'launches'} each; "
         f"{_range(steps)} measured {'step' if steps.max() == 1 else 'steps'} per launch"
     )
-    spread = launch_spread(runs)
-    if spread is not None:
-        middle, most = spread
-        apart = f"{percent(middle)} in the median and {percent(most)} at most"
+    times = runs.groupby("question")["step_ms.median"]
+    widths = ((times.max() - times.min()) / times.median())[launches > 1]
+    if not widths.empty:
+        apart = f"{percent(widths.median())} in the median and {percent(widths.max())} at most"
         text += f"; launches of a configuration differ in step time by {apart}"
     return f"{text}. Commit {commits(runs)}; {machines(runs)}."
 
 
 def markers(runs: pd.DataFrame) -> str:
-    """Return the sentence on a figure's markers, and on its bars if these runs have some: with one launch, none."""
-    if runs.groupby("question").size().max() == 1:
-        return "Markers: one launch each."
-    return f"Markers: medians over launches; bars: {BARS}, cut off where they are long."
+    """Return the sentence on a figure's markers, on their bars if launches repeat, and on how many were disturbed."""
+    bars, noisy = f"medians over launches; bars: {BARS}, cut off where they are long", int(runs["disturbed"].sum())
+    told = f"; {noisy} of {counted(len(runs), 'run')} {'was' if noisy == 1 else 'were'} disturbed" if noisy else ""
+    return f"Markers: {bars if runs['question'].duplicated().any() else 'one launch each'}{told}."
 
 
 def commits(runs: pd.DataFrame) -> str:
     """Return the commits that made the runs, as text."""
-    return ", ".join(sorted({str(commit or "unknown") for commit in runs["env.commit"]}))
+    return ", ".join(sorted({commit for commit in runs["env.commit"] if isinstance(commit, str)})) or "unknown"
 
 
 def machines(runs: pd.DataFrame) -> str:
     """Return the machines that made the runs, as text."""
     known = [column for column in ("env.processor", "env.cores", "env.gpus") if column in runs]
-    return " and ".join(sorted({_machine(row) for row in records(runs[known])}))
-
-
-def launch_spread(runs: pd.DataFrame) -> tuple[float, float] | None:
-    """Return the median and the maximum over questions of the launches' spread; None if none has two launches.
-
-    The spread is the difference of the largest and the smallest step time, over their median.
-    """
-    grouped = runs.groupby("question")["step_ms.median"]
-    several = grouped.size() > 1
-    if not several.any():
-        return None
-    widths = ((grouped.max() - grouped.min()) / grouped.median())[several]
-    return float(widths.median()), float(widths.max())
+    return " and ".join(sorted({*map(_machine, records(runs[known]))} - {""})) or "unknown machine"
 
 
 def _machine(row: dict[str, Any]) -> str:
-    gpus = row.get("env.gpus")
-    extra = f", {', '.join(map(str, gpus))}" if isinstance(gpus, list) and gpus else ""
-    return f"{row['env.processor'] or 'unknown processor'}, {counted(row['env.cores'], 'core')}{extra}"
+    """Return what is known of a run's machine; empty for nothing."""
+    known = {key: value for key, value in row.items() if not is_missing(value)}
+    cores = [counted(int(known["env.cores"]), "core")] if "env.cores" in known else []  # a float if a run has none
+    return ", ".join(filter(None, [known.get("env.processor"), *cores, *map(str, known.get("env.gpus", []))]))
 
 
 def counted(number: int, noun: str) -> str:

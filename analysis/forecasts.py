@@ -27,6 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.exhibit import counted, kind_of
+from analysis.words import doubts
 from microp.records import over_launches
 from microp.results import records
 
@@ -90,6 +91,7 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
         "launches": len(launches),
         "measured": float(times.median()),
         "measured.wide": over_launches(launches, ["question"], [str(times.name)])[f"{times.name}.wide"].iloc[0],
+        "disturbed": bool(launches["disturbed"].any()),
         "noise": float((times.max() - times.min()) / 2 / times.median()) if len(times) > 1 else np.nan,
         PREDICTED: float(launches["predicted.step_ms"].median()),
         REPLAYED: float(launches["replayed.step_ms"].median()),
@@ -148,12 +150,13 @@ def _noise(row: dict[str, Any]) -> float:
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per kind of computation and forecast: its errors, Kendall's tau and the median regret."""
+    """Return one row per kind of computation and forecast: its errors, Kendall's tau, regret and doubts."""
     rows = []
     for kind, own in table.groupby("kind"):
         for name in FORECASTS:
             if found := errors(own, name):
                 lost = list(regrets(own, name).values())
                 worth = {"tau": kendall(own, name), "regret": median(lost) if lost else None}
-                rows.append({"kind": kind, "forecast": name, **found, **worth})
+                about = {"kind": kind, "forecast": name, "doubts": doubts(own, "measured")}
+                rows.append({**about, **found, **worth})
     return pd.DataFrame(rows)

@@ -14,7 +14,6 @@ The time per microbatch is the slope b of T(M) = a + b M, fitted at each latency
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -47,23 +46,28 @@ def answer(runs: pd.DataFrame) -> str:
     table = added(runs)
     if table.empty:
         return ""
+    at, seen = _at_most(table)
+    text = f"a latency of {at:g} ms per hop makes the time per microbatch longer by {seen}"
+    for form in table["formula"][(table["schedule"] == "1f1b") & (table["latency_ms"] == at)]:
+        text += f"; the closed form 2c(K-1)/K gives {number(form)} ms for 1f1b"
+    return sentences([text, closing(runs, POINT)])
+
+
+def _at_most(table: pd.DataFrame) -> tuple[float, str]:
+    """Return the largest latency, and the time that it adds under each schedule as text."""
     at = table["latency_ms"].max()
     slopes = {row["schedule"]: row for row in records(table[table["latency_ms"] == at])}
     most = max(row["added_ms"] for row in slopes.values())
-    seen = [f"{spread(slopes[name], 'added_ms', 'ms', most)} under {name}" for name in looks.in_order(sorted(slopes))]
-    text = f"a latency of {at:g} ms per hop makes the time per microbatch longer by {listed(seen)}"
-    if "1f1b" in slopes:
-        text += f"; the closed form 2c(K-1)/K gives {number(slopes['1f1b']['formula'])} ms for 1f1b"
-    return sentences([text, closing(runs, POINT)])
+    names = looks.in_order(sorted(slopes))
+    return at, listed([f"{spread(slopes[name], 'added_ms', 'ms', most)} under {name}" for name in names])
 
 
 def step_time(runs: pd.DataFrame) -> Exhibit:
     """Return the figure of the step time against latency, with one panel per M."""
     table = over_launches(runs, POINT, ["step_ms.median"])
-    point = itemgetter(*POINT)
-    cases = {point(row): nominal.case(row) for row in records(runs)}
-    table["formula"] = [nominal.step_ms(*cases[point(row)]) for row in records(table)]
-    origin = f"{nominal.origin(cases.values())}, with the device's nominal times"
+    cases = [nominal.case(row) for row in records(runs.drop_duplicates(POINT).sort_values(POINT))]
+    table["formula"] = [nominal.step_ms(*case) for case in cases]
+    origin = f"{nominal.origin(cases)}, with the device's nominal times"
     key, names = [looks.dotted(f"{origin}, in the same colour")], (LATENCY, "step time, ms")
     groups = plot.per_chunks(table)
     figure = plot.line_panels(groups, "latency_ms", "step_ms.median", "schedule", names, key, "formula")
@@ -102,9 +106,7 @@ def slopes(runs: pd.DataFrame) -> Exhibit | None:
     closed += [f"0 for {' and '.join(others)}"] * bool(others)
     key, names = [looks.dotted(f"closed form: {', '.join(closed)}")], (LATENCY, "time added per microbatch, ms")
     figure = plot.line_panels([("", table)], "latency_ms", "added_ms", "schedule", names, key, "formula")
-    at = table["latency_ms"].max()
-    worst = table[table["latency_ms"] == at].set_index("schedule")["added_ms"]
-    seen = ", ".join(f"{name} {value:.2f} ms" for name, value in worst.items())
+    at, seen = _at_most(table)
     text = (
         "Time that the latency of a hop adds per microbatch: the slope b of T(M) = a + b M, minus the slope without "
         f"latency, paired by launch. Dotted: closed form, {', '.join(closed)}; K = {ranks}. "

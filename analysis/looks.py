@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 import seaborn as sns
 from matplotlib.lines import Line2D
 
-SCHEDULES = ("gpipe", "1f1b", "zb_h1", "naive", "eager_1f1b", "interleaved", "zb_h2", "zb_v")
+from microp.schedule.builders import ORDERS
+
+SCHEDULES = ("gpipe", "1f1b", "zb_h1", "naive", "eager_1f1b", "interleaved", "dualpipe", "zb_v")  # of a fixed look
 _COLOURS = [sns.color_palette("colorblind")[index] for index in (0, 1, 2, 3, 4, 5, 7, 9)]
-_MARKERS = "os^DvPX*<>hp"
+_MARKERS, _OTHERS = "os^DvPX*<>hp", "<>hpd"  # `_OTHERS`: of schedules without a fixed look
 DIFFERENT = len(_COLOURS)  # names; of more, some share a colour
 COMPUTED: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (1, 1.4))}  # the only dotted lines
 THIN: dict[str, Any] = {"color": "0.6", "linewidth": 0.9}  # of what is known without a run, such as K
@@ -39,14 +41,17 @@ class Look(NamedTuple):
 
 
 def looks(names: Iterable[Any]) -> dict[Any, Look]:
-    """Return a look for each name; each of the usual schedules has its own, the same in all figures."""
+    """Return a look for each name; each of the usual schedules has its own, the same in all figures.
+
+    Beside or instead of these, microp's other schedules have free colours, and markers that no usual one has.
+    """
     wanted = in_order(names)
     numbers = {name: SCHEDULES.index(name) for name in wanted if name in SCHEDULES}
     free = (number for number in range(len(wanted) + len(SCHEDULES)) if number not in numbers.values())
     numbers |= {name: next(free) for name in wanted if name not in numbers}
-    return {
-        name: Look(_COLOURS[numbers[name] % len(_COLOURS)], _MARKERS[numbers[name] % len(_MARKERS)]) for name in wanted
-    }
+    others = _MARKERS if ORDERS.keys().isdisjoint(wanted) else _OTHERS
+    markers = {name: _MARKERS if name in SCHEDULES else others for name in wanted}
+    return {name: Look(_COLOURS[n % DIFFERENT], markers[name][n % len(markers[name])]) for name, n in numbers.items()}
 
 
 def in_order(names: Iterable[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ from analysis.command import run
 from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.forecasts import BASELINES, FORECASTS, forecasts, of_the_others, summary
 from analysis.varied import differing
-from analysis.words import sentences
+from analysis.words import doubts, sentences
 from microp.records import Row, read_some_rows, read_spans, traced_schedule
 from microp.results import records
 from microp.simulator import replay_steps
@@ -110,8 +110,8 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
     if known["regret"].notna().any():
         text += " Regret: how much longer the configuration of least predicted time took than the fastest one."
     figure, axes = plot.panels(2, 3.2)
-    hollow = table["measured.wide"] | table.get("disturbed", False)
-    scatter(axes[0], table.assign(hollow=hollow), "group", "measured", "predicted", "step")
+    table = table.drop(columns="disturbed")
+    scatter(axes[0], table.assign(hollow=table["measured.wide"]), "group", "measured", "predicted", "step")
     known = known.assign(shown=(100 * known["median"]).clip(lower=SMALLEST))
     kinds = looks.looks(sorted(known["kind"].unique()))
     for number, (kind, look) in enumerate(kinds.items()):
@@ -129,8 +129,8 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
 def judged(row: dict[str, Any]) -> str:
     """Return what the prediction of one kind of runs was worth."""
     text = (
-        f"{row['kind']}, {counted(int(row['n']), 'configuration')}: median error {percent(row['median'])}, 90 % within "
-        f"{percent(row['p90'])}, bias {100 * row['bias']:+.1f} %"
+        f"{row['kind']}, {counted(int(row['n']), 'configuration')}{row['doubts']}: median error "
+        f"{percent(row['median'])}, 90 % within {percent(row['p90'])}, bias {100 * row['bias']:+.1f} %"
     )
     text += "" if pd.isna(row["tau"]) else f", Kendall's tau {row['tau']:.2f}"
     return text + ("" if pd.isna(row["regret"]) else f", regret of the plan chosen {percent(row['regret'])}")
@@ -191,7 +191,7 @@ def _from_the_others(values: pd.Series[float]) -> pd.Series[float]:
 def _summary(kind: Any, own: pd.DataFrame) -> str:
     error, noise = own["error"].abs(), own["noise"].abs().dropna()
     most = f"90 % of runs within {percent(error.quantile(0.9))}"
-    text = f"{kind}, {counted(len(own), 'run')}: median error {percent(error.median())}, {most}"
+    text = f"{kind}, {counted(len(own), 'run')}{doubts(own, 'error')}: median error {percent(error.median())}, {most}"
     if noise.empty:
         return text
     return f"{text} (noise {percent(noise.median())} and {percent(noise.quantile(0.9))})"

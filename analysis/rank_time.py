@@ -98,20 +98,19 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     own = max(several, key=lambda rows: min(MOST_STEPS, rows["schedule"].nunique())).drop_duplicates("schedule")
     order = looks.in_order(own["schedule"])[:MOST_STEPS]
     rows = {row["schedule"]: {**row, "time_ms": True} for row in records(own)}
-    panels, sums = {}, {}
+    panels, sums, lines = {}, {}, []
     for schedule in order:
         if (step := read_traced_step(FilePath(rows[schedule]["folder"]), rows[schedule])) is not None:
+            doubt, spans = " (disturbed)" * bool(rows[schedule]["disturbed"]), step.panels["measured"]
             name = fitting.shortened(schedule, plot.WIDTH / 2)
-            panels[name], sums[name] = step.panels["measured"], step.sums["measured"]
+            panels[f"{name}{doubt}"], sums[f"{name}{doubt}"] = spans, step.sums["measured"]
+            numbers = {"ms": float(makespan(spans)) / 1e6, "bubble": float(bubble_fraction(spans))}
+            lines.append({"schedule": name, **numbers})
     if len(panels) < 2 or sum(map(len, panels.values())) > DRAWN:
         return []
     first, ranks = own.iloc[0], int(own["ranks"].iloc[0])
     row = max(0.12, min(0.4, (PAGE / len(panels) - 0.7) / ranks))
     figure, used = sheet(panels, sums=sums, row=row, width=plot.WIDTH), own[own["schedule"].isin(order)]
-    lines = [
-        {"schedule": name, "ms": float(makespan(spans)) / 1e6, "bubble": float(bubble_fraction(spans))}
-        for name, spans in panels.items()
-    ]
     noisy = ", ".join(schedule for schedule in order if rows[schedule]["disturbed"])
     text = (
         f"The last measured step of {len(panels)} schedules, one launch each, one above the other on one time axis: "

@@ -13,8 +13,6 @@ time under every schedule, with every activation kept and with recomputation.
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
@@ -45,10 +43,9 @@ def prepared(runs: pd.DataFrame) -> pd.DataFrame:
 def exhibits(runs: pd.DataFrame) -> list[Exhibit | None]:
     """Return up to two figures: the schedules side by side, and memory against time."""
     table = over_launches(runs, POINT, list(SHOWN))
-    point = itemgetter(*POINT)
-    cases = {point(row): nominal.case(row) for row in records(runs)}
-    formulas = {key: (float(bubble_fraction(simulate(*case))), nominal.step_ms(*case)) for key, case in cases.items()}
-    table[["bubble.formula", "step_ms.formula"]] = [formulas[point(row)] for row in records(table)]
+    cases = [nominal.case(row) for row in records(runs.drop_duplicates(POINT).sort_values(POINT))]
+    table["bubble.formula"] = [float(bubble_fraction(simulate(*case))) for case in cases]
+    table["step_ms.formula"] = [nominal.step_ms(*case) for case in cases]
     table["front"] = plot.on_front(table, ["chunks", "checkpointing"], "activation_kib", "step_ms.median")
     return [compared(table, runs), pareto(table, runs)]
 

@@ -207,12 +207,15 @@ def main(arguments: list[str] | None = None) -> int:
     if plans:
         store = Store(plans[-1].folder.resolve().parents[1], options.schedule)
         made, missing = of_plan(store, plans[-1]), store.unfinished(plans[-1].points)
+        known = store.schedules_of({point.run_id for point in plans[-1].points})
     else:
         runs, name = finished_runs(options.folder), options.folder.resolve().name
-        runs = runs[runs["schedule"].isin(options.schedule)] if options.schedule and not runs.empty else runs
+        known = [] if runs.empty else sorted({*runs["schedule"]})
+        runs = runs[runs["schedule"].isin(options.schedule)] if options.schedule and known else runs
         made = None if runs.empty else exhibit(runs, f"sweep-{name}", f"Runs of {options.folder}")
     if made is None:
-        parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
+        makes = "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"
+        parser.error(nothing(options.folder, makes, options.schedule, known))
     save([made], folder)
     print_answer(made.answer)
     print_missing(missing)

@@ -138,13 +138,12 @@ def _together(runs: Sequence[_Run]) -> _Drawing:
     words = zip(*([f"{key}={value}" for value in keys[key]] for key in told), strict=True)
     longer = [" ".join([name, *own]) for name, own in zip(short, words, strict=False)]
     names = next((names for names in (short, longer) if len(set(names)) == len(runs)), ids)
+    names = [f"{name}{' (disturbed)' * run.is_disturbed}" for name, run in zip(names, runs, strict=True)]
     panels = {name: run.step.panels["measured"] for name, run in zip(names, runs, strict=True)}
     sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}
     schedules = {name: run.step.schedule for name, run in zip(names, runs, strict=True)}
     file = f"timelines-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:8]}"
-    disturbed = [name for name, run in zip(names, runs, strict=True) if run.is_disturbed]
-    noisy = "all" if len(disturbed) == len(runs) else ", ".join(disturbed)
-    title = f"{len(runs)} runs on one time axis, the last measured step of each{noisy and f'; disturbed: {noisy}'}"
+    title = f"{len(runs)} runs on one time axis, the last measured step of each"
     return _Drawing(title, file, names, panels, sums, schedules, {})
 
 

@@ -62,8 +62,8 @@ def spread(point: Mapping[str, Any], value: str, unit: str = "", like: float | N
 
 
 def doubts(table: pd.DataFrame, value: str) -> str:
-    """Return how many points of a table are disturbed or too wide, in parentheses; nothing if there are none."""
-    wide = table[f"{value}.wide"].astype(bool) & ~table["disturbed"]
+    """Return how many points of a table are disturbed or, where known, too wide, in parentheses; nothing for none."""
+    wide = ~table["disturbed"] & table.get(f"{value}.wide", False)
     counts = {"disturbed": int(table["disturbed"].sum()), "spread too wide": int(wide.sum())}
     told = "; ".join(f"{name}: {count} of {len(table)}" for name, count in counts.items() if count)
     return f" ({told})" if told else ""
@@ -86,19 +86,18 @@ def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, valu
 def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> tuple[list[str], pd.DataFrame]:
     """Return phrases on the fastest and the slowest of the points that the column `point` names, and a table of them.
 
-    `rows` has one row per launch. Disturbed points may be slow for another reason, and are not ranked beside others.
+    `rows` has one row per launch. Disturbed points, which may be slow for another reason, are not ranked.
     """
     table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
     if len(table) == 1:
         [point] = records(table)
         return [f"{spread(point, value, unit)}, with a bubble of {spread(point, BUBBLE)}"], table
     calm = table[~table["disturbed"]]
-    if calm.empty:
+    if len(calm) < 2:
         low, high = (number(each) for each in (table[value].min(), table[value].max()))
-        noisy = f"all {len(table)} {what} are disturbed, so their times are too noisy to rank: {low} to {high} {unit}"
-        return [noisy], table
-    left_out = f", without {len(table) - len(calm)} disturbed" if 1 < len(calm) < len(table) else ""
-    calm = calm if len(calm) > 1 else table
+        noisy = f"the times of {len(table)} {what} are too noisy to rank{doubts(table, value)}"
+        return [f"{noisy}: {low} to {high} {unit}"], table
+    left_out = f", without {len(table) - len(calm)} disturbed" if len(calm) < len(table) else ""
     first, *_, last = records(calm)
     told = [
         f"fastest of {len(calm)} {what}{left_out}{doubts(calm, value)}: {first['point']} with "

@@ -175,17 +175,19 @@ class Store:
         schedules: those whose runs count; empty for all.
 
     Attributes:
+        schedules: the same.
         rows: the nested rows of all runs that can be read, also of those that did not finish.
         plans: all sweeps that were started, oldest first.
         unreadable: why runs and sweeps are left out, one sentence each.
     """
 
     def __init__(self, outputs: Path, schedules: Collection[str] = ()) -> None:
-        self.outputs = outputs
+        self.outputs, self.schedules = outputs, schedules
         self.rows, unreadable_runs = read_runs(outputs / "runs")
         self.plans, unreadable_plans = read_plans(outputs / "sweeps")
         self.unreadable = [*unreadable_runs, *unreadable_plans]
-        self._finished = _finished([row for row in self.rows if not schedules or row["schedule"] in schedules])
+        # the row of a run without a result has no schedule
+        self._finished = _finished([row for row in self.rows if not schedules or row.get("schedule") in schedules])
 
     def runs(self, name: str | None = None) -> pd.DataFrame:
         """Return one row per finished run of the experiment `name`, or of all experiments without a name.
@@ -199,6 +201,11 @@ class Store:
         if self._finished.empty:
             return self._finished.copy()
         return self._finished[self._finished["run_id"].isin(run_ids)].reset_index(drop=True)
+
+    def schedules_of(self, run_ids: Collection[str] | None = None) -> list[str]:
+        """Return the schedules of the finished runs among these, or of all, also of those that do not count."""
+        rows = (row for row in self.rows if run_ids is None or row["run_id"] in run_ids)
+        return sorted({row["schedule"] for row in rows if row["status"] == "finished"})
 
     def points(self, name: str) -> list[Point]:
         """Return the points that the sweeps of the experiment `name` planned, each point once."""

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -34,6 +35,7 @@ DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes h
 EDGE = 0.15  # of a bar's length: its white edge, which would cover short ones
 POINTS = 9.5  # the size of text: that of the figures in analysis
 LETTER = 0.64  # the width of a letter of a name, relative to its size
+BESIDE, NARROW = 0.55, 5.5  # inches of the names of ranks, and points of a letter of a title, on average
 TEXT: dict[Any, Any] = {
     "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
     "text.parse_math": False,  # a title names a folder, which may have a $
@@ -88,13 +90,15 @@ def sheet(
     sums = sums or {}
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
     until = max(_length(spans, sums.get(name, ())) for name, spans in panels.items())
+    letters = int((width - BESIDE) * 72 / NARROW)
     with _style():
         drawn = Figure(figsize=(width, len(panels) * (0.5 + row * ranks) + 1.0), layout="constrained")
         axes = drawn.subplots(len(panels), 1, sharex=True, squeeze=False)
         for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
             draw(axis, spans, scale.length, sums.get(name, ()), until)
             time, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
-            axis.set_title(f"{name}: {time:.1f} {scale.unit}, bubble {bubble:.3f}", loc="left")
+            title = f"{name}: {time:.1f}\xa0{scale.unit}, bubble\xa0{bubble:.3f}"  # not broken within a figure
+            axis.set_title(textwrap.fill(title, letters, break_on_hyphens=False).replace("\xa0", " "), loc="left")
         axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
         sliced = ", or slices of them" * any(map(may_be_slices, panels.values()))
         numbers = f"numbers: microbatches{sliced}" * any(axis.texts for axis in axes[:, 0])

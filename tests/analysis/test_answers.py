@@ -1,7 +1,9 @@
 """The answers' sentences have the figures of the rows, a verdict where launches allow one, and no figure too many."""
 
+import re
 from itertools import product
 
+import pandas as pd
 import pytest
 from drawn import equal
 
@@ -103,15 +105,20 @@ def test_over_all_runs(tmp_path):
     )
 
 
-def test_prediction_says_what_was_known_before_the_run(tmp_path):
-    """Two configurations, one predicted 10 % too long: the order is right, so the plan chosen is the fastest."""
+def predicted_runs(folder, **changes):
+    """Two configurations, one predicted 10 % too long."""
     rows = []
     for chunks, factor in ((2, 1.0), (8, 1.1)):
         schedule, costs = gpipe(2, chunks), equal(2, 40 / chunks, 80 / chunks)
         predicted = {"predicted.step_ms": factor * float(makespan(simulate(schedule, costs))), "replayed.step_ms": 70.0}
         asked = {"question": str(chunks), "config.device.per": ["row"]}  # actions of fewer rows are shorter
-        rows += launches(tmp_path, schedule, costs, (1.0,), **asked, **predicted)
-    said = section("prediction", Made(rows)).answer
+        rows += launches(folder, schedule, costs, (1.0,), **asked, **predicted, **changes)
+    return rows
+
+
+def test_prediction_says_what_was_known_before_the_run(tmp_path):
+    """The order is right, so the plan chosen is the fastest."""
+    said = section("prediction", Made(predicted_runs(tmp_path))).answer
     assert (
         "Predicted before the run: emulated, 2 configurations: median error 5.0 %, 90 % within 9.0 %, bias +5.0 %, "
         "Kendall's tau 1.00, regret of the plan chosen 0.0 %; median error of the baselines: closed bubble 0.0 %, "
@@ -140,16 +147,39 @@ def test_a_sweep_names_the_fastest_point_and_compares_it(tmp_path):
 def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     rows = own(tmp_path, (1.0,), disturbed=True)
     said = sweep.answer(rows, ["chunks"])
-    assert said.startswith("All 2 points are disturbed, so their times are too noisy to rank: 135 to 180 ms per step. ")
+    assert said.startswith("The times of 2 points are too noisy to rank (disturbed: 2 of 2): 135 to 180 ms per step. ")
     assert said.endswith(ONE)
     said = sweep.answer(rows.assign(disturbed=rows["chunks"] == 8), ["chunks"])
-    assert said.startswith("Fastest of 2 points (disturbed: 1 of 2): 8 with 135 ms per step (disturbed), ")
+    assert said.startswith("The times of 2 points are too noisy to rank (disturbed: 1 of 2): 135 to 180 ms per step. ")
+    more = pd.concat([rows, rows.assign(chunks=rows["chunks"] + 1)])  # 2, 8, 3 and 9
+    said = sweep.answer(more.assign(disturbed=more["chunks"] != 3), ["chunks"])
+    assert said.startswith("The times of 4 points are too noisy to rank (disturbed: 3 of 4): 135 to 180 ms per step. ")
+    said = sweep.answer(more.assign(disturbed=more["chunks"].isin((8, 9))), ["chunks"])
+    assert said.startswith("Fastest of 2 points, without 2 disturbed: 2 with 180 ms per step, ")
+    said = sweep.answer(rows[rows["chunks"] == 8], ["chunks"])
+    assert said.startswith("135 ms per step (disturbed), with a bubble of ")
     said = sweep.answer(own(tmp_path, (0.9, 1.0, 1.1)), ["chunks"])
     assert "(spread too wide: 2 of 2): 8 with 135 ms per step [122, 148] (its spread is too wide), with" in said
     rows = own(tmp_path, (0.99, 1.0, 1.01), disturbed=True)
     two, eight = (rows[rows["chunks"] == chunks] for chunks in (2, 8))
     assert versus("8", eight, "2", two) == "8 takes 135 ms, against 180 ms for 2 (disturbed)"
     assert versus("8", eight, "2", two.assign(disturbed=False)).startswith("8 is 25.0 % faster than 2")
+
+
+def test_captions_and_answers_mark_figures_of_disturbed_runs(tmp_path):
+    found = {}
+    for name in ("hop_latency", "checkpoint_overhead"):
+        rows = [{**row, "disturbed": True} for row in CASES[name].few(tmp_path)]
+        found |= {each.stem: each.caption for each in section(name, Made(rows)).exhibits}
+    times = "0.00 ms [0.00, 0.00] (disturbed) under gpipe and 2.00 ms [2.00, 2.00] (disturbed) under 1f1b"
+    assert f"At c = 2 ms: {times}. Markers: " in found["hop-latency-slopes"]
+    assert re.search(r"(\d+) of \1 runs were disturbed\.", found["hop-latency-slopes"])
+    cost = r"always has 1\.25 of the step time and 0\.30 of the activations \(disturbed: (\d+) of \1\);"
+    assert re.search(cost, found["checkpoint-overhead-pareto"])
+    section_of_all = section("prediction", Made(predicted_runs(tmp_path, disturbed=True)))
+    for said in (section_of_all.answer, *(each.caption for each in section_of_all.exhibits)):
+        assert re.search(r"mulated, 2 (runs|configurations) \(disturbed: 2 of 2\): median error", said)
+    assert {"disturbed"} & {*section_of_all.exhibits[1].table} == set()
 
 
 def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):
@@ -183,9 +213,13 @@ def test_without_runs_there_is_no_answer_and_with_too_few_it_says_what_is_missin
     if name in EXPERIMENTS:
         row = run(tmp_path, gpipe(2, 4), equal(2, 5, 10), device="cpu", sync="ddp")
         row |= {"config.sync.all_reduce": "auto", "config.model.name": "mlp", "config.model.layers": 8}
-        said = section(name, Made([row])).answer
+        store = Made([row])
+        said = section(name, store).answer
         assert said.startswith("The finished runs do not answer the question yet: it needs ")
         assert said.endswith(f". `python -m microp.run -cn {name}` runs what is missing.")
+        needs, store.schedules = said.partition(" yet: ")[2].partition(". `")[0], ["gpipe", "mine"]
+        few = f"--schedule=gpipe,mine leaves too few runs to answer the question: {needs}."
+        assert section(name, store).answer == few
 
 
 def test_a_sweep_over_engines_says_how_they_compare_in_turn(tmp_path):

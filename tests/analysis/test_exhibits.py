@@ -1,20 +1,22 @@
 """What the figures and the timelines of the report say."""
 
 import json
+import re
 from itertools import combinations, product
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from analysis import engine_speed, plot, prediction, rank_time, sweep
+from analysis import engine_speed, looks, plot, prediction, rank_time, sweep
 from analysis.command import section
-from analysis.exhibit import markers
+from analysis.exhibit import commits, machines, markers
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
 from analysis.timeline import time_table
 from analysis.words import least_memory
 from microp.records import LAUNCH
 from microp.results import Store, records
+from microp.schedule.builders import ORDERS
 from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 
@@ -129,7 +131,14 @@ def test_rank_time_adds_up(outputs):
     assert (sums.max() - sums.min()).max() < 1e-6
     measured = {run["schedule"]: run["time_ms.compute"] for run in records(Store(outputs).runs())}
     assert set(timelines.table["schedule"]) == set(measured)
-    assert [axis.get_title("left").split(":")[0] for axis in timelines.figure.axes] == list(timelines.table["schedule"])
+    noisy = Made(Store(outputs).runs().assign(disturbed=True))
+    for drawn, doubt in (
+        (timelines, "( \\(disturbed\\))?"),
+        (section("rank_time", noisy).exhibits[1], " \\(disturbed\\)"),
+    ):
+        titles = [axis.get_title("left") for axis in drawn.figure.axes]
+        assert all(map(re.match, [f"{name}{doubt}: " for name in timelines.table["schedule"]], titles))
+        assert drawn.table.equals(timelines.table)
     assert (timelines.table["bubble"] > 0).all()
 
 
@@ -200,6 +209,7 @@ def runs(*rows: tuple[str, int, float, float], launches: int = 1, **changes) -> 
     names = ("schedule", "chunks", "predicted.step_ms", "replayed.step_ms")
     frame = pd.DataFrame([(*row, launch) for row in rows for launch in range(launches)], columns=[*names, "launch"])
     same = {"ranks": 2, "replicas": 1, "checkpointing": "never", "model": "mlp", "device": "cpu", "batch_size": 256}
+    same["disturbed"] = False
     frame = frame.assign(**same, partition=[[8, 8]] * len(frame), **{"config.model.dim": 64})
     frame["question"] = frame["schedule"] + "-" + frame["chunks"].astype(str)
     frame["step_ms.median"] = frame["replayed.step_ms"] * (1 + 0.02 * frame["launch"])
@@ -242,9 +252,12 @@ def test_what_was_not_predicted_is_left_out_and_a_run_without_an_end_changes_not
 
 
 def test_a_caption_has_bars_only_where_launches_repeat_and_equal_memory_is_told_once(tmp_path):
-    launches = pd.DataFrame({"question": ["a", "a", "b"]})
+    launches = pd.DataFrame({"question": ["a", "a", "b"], "disturbed": False})
     assert markers(launches).startswith("Markers: medians over launches; bars: ")
     assert markers(launches.iloc[1:]) == "Markers: one launch each."
+    noisy = launches.assign(disturbed=[True, True, False])
+    assert markers(noisy).endswith(", cut off where they are long; 2 of 3 runs were disturbed.")
+    assert markers(noisy.iloc[1:]) == "Markers: one launch each; 1 of 2 runs was disturbed."
     names, all_of_them = ["a", "b", "c"], "of activations in all of them"
     for mib, said in (
         ([0.125, 0.125], f"the rank that holds most keeps 0.125 MiB {all_of_them}"),
@@ -254,6 +267,31 @@ def test_a_caption_has_bars_only_where_launches_repeat_and_equal_memory_is_told_
     ):
         table = pd.DataFrame({"name": names[: len(mib)], "activation_mib": mib})
         assert said in least_memory(table, "name")[0]
+
+
+def test_what_an_imported_run_does_not_know_of_its_machine_is_left_out():
+    """pandas makes 2.0 of 2 cores beside a run that has none, and NaN of what is missing."""
+    env = {
+        "env.processor": ["EPYC", "", "EPYC", None],
+        "env.cores": [2, None, 1, None],
+        "env.commit": ["3f1"] + [None] * 3,
+    }
+    runs = pd.DataFrame(env | {"env.gpus": [["H100"], [], None, float("nan")]})
+    assert machines(runs) == "EPYC, 1 core and EPYC, 2 cores, H100"
+    assert commits(runs) == "3f1"
+    assert (machines(runs.iloc[[1, 3]]), commits(runs.iloc[[1, 3]])) == ("unknown machine", "unknown")
+
+
+def test_a_usual_schedule_looks_the_same_in_all_figures_and_no_other_one_looks_so():
+    every = looks.looks(ORDERS)
+    assert len(set(every.values())) == len(ORDERS)
+    usual = {every[name].marker for name in looks.SCHEDULES}
+    for names in combinations([*ORDERS, "mine"], 2):
+        shown = looks.looks(names)
+        assert all(look == every[name] for name, look in shown.items() if name in looks.SCHEDULES)
+        assert all(look.marker not in usual for name, look in shown.items() if name in {*ORDERS} - {*looks.SCHEDULES})
+        assert len({look.colour for look in shown.values()}) == 2
+    assert looks.looks(["never", "always"])["never"].marker == "o"
 
 
 def test_more_names_than_colours_stand_beside_their_points():

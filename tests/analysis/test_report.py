@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from recorded import write_plan
-from stored import amend
+from stored import amend, store_run
 from user import ran, start
 
 from analysis import __main__ as report
@@ -99,7 +99,7 @@ def test_the_page_begins_with_what_there_is(outputs, made):
     overview = re.search(r"</h1>\n<p>(.*)</p>", page)[1]
     assert overview.startswith("8 finished runs of 4 configurations, started ")
     assert f"{os.cpu_count()} core" in overview
-    own = re.search("(Fastest of|All) 4 points", page).start()
+    own = re.search(r"(Fastest|times) of \d points", page).start()
     assert page.index('id="own-sweeps"') < own < page.index('id="timelines-title"')
     assert "from M = 2 to 4 the bubble of gpipe goes from" in page
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
@@ -215,6 +215,23 @@ def test_a_folder_without_runs_or_that_does_not_exist_is_one_sentence(module, tm
         assert stop.value.code == 2
         assert re.search(said, error)
         none.mkdir(exist_ok=True)
+
+
+def test_schedules_that_no_run_has_or_that_are_too_few_are_named(outputs, tmp_path, monkeypatch, capsys):
+    """Beside them lies a run without a result, which has no schedule."""
+    copy = Path(shutil.copytree(outputs, tmp_path / "outputs", ignore=shutil.ignore_patterns("report")))
+    store_run(copy, "schedule=zb_h1", status="running")
+    few, runs = f"--report={tmp_path / 'few'}", str(copy / "runs")
+    for module, words in ((report, [copy]), (m_sensitivity, [copy]), (sweep, [copy / "sweeps"]), (sweep, [runs, few])):
+        monkeypatch.setattr(sys, "argv", ["analysis", *map(str, words), "--schedule=nosuch,zb_h1"])
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(module.__file__), run_name="__main__")
+        assert stop.value.code == 2
+        said = f"error: {words[0]} holds no finished run of schedule=nosuch,zb_h1: there are 1f1b, gpipe\n"
+        assert capsys.readouterr().err.endswith(said)
+    assert sweep.main([runs, few, "--schedule=gpipe"]) == 0
+    assert pd.read_csv(tmp_path / "few" / "sweep-runs.csv")["chunks"].tolist() == [2, 4]
+    capsys.readouterr()
 
 
 def test_one_experiment_alone(outputs, made, tmp_path):

@@ -14,21 +14,25 @@ from microp.commands import self_checks
 from microp.worker import monolith
 
 
-def test_several_runs_on_one_time_axis(tmp_path, capsys):
+def test_several_runs_on_one_time_axis(tmp_path, monkeypatch, capsys):
+    """That of GPipe was disturbed."""
+    monkeypatch.setattr(timeline, "disturbances", lambda summary, env: [summary] * (summary["schedule"] == "gpipe"))
     words = [*SMALL, "chunks=2", "tracking=disabled", "comms=threads", f"output_dir={tmp_path}"]
     runs = [microp_package.measure(*words, schedule=name) for name in ("gpipe", "1f1b")]
     assert timeline.main([*(str(run.folder.parent) for run in runs), "--report", str(tmp_path / "report")]) == 0
     text = capsys.readouterr().out
-    names = ["gpipe-m2-k2", "1f1b-m2-k2"]
+    names = ["gpipe-m2-k2 (disturbed)", "1f1b-m2-k2"]
     assert [line for line in text.splitlines() if line in names] == names
-    assert re.search(r"^gpipe-m2-k2 [\d.]+ ms, bubble 0\.\d+ · 1f1b-m2-k2 [\d.]+ ms \(", text, re.MULTILINE)
+    assert re.search(
+        r"^gpipe-m2-k2 \(disturbed\) [\d.]+ ms, bubble 0\.\d+ · 1f1b-m2-k2 [\d.]+ ms \(", text, re.MULTILINE
+    )
     assert len(re.findall(r"^rank \d \|", text, re.MULTILINE)) == 4
     assert len(re.findall(r"^ +└0", text, re.MULTILINE)) == 1
-    assert "gpipe-m2-k2:\nms      compute" in text
+    assert "gpipe-m2-k2 (disturbed):\nms      compute" in text
     assert len(list((tmp_path / "report").glob("timelines-*"))) == 4
     [trace] = (tmp_path / "report").glob("*.trace.json")
     named = [event["args"]["name"] for event in read(trace)["traceEvents"] if event["name"] == "process_name"]
-    assert named == ["gpipe-m2-k2, ms", "1f1b-m2-k2, ms"]
+    assert named == [f"{name}, ms" for name in names]
 
 
 def test_check(tmp_path):
