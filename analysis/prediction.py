@@ -117,7 +117,7 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
     for number, (kind, look) in enumerate(kinds.items()):
         own = known[known["kind"] == kind]
         at = [FORECASTS.index(name) + 0.15 * number for name in own["forecast"]]
-        axes[1].plot(own["shown"], at, look.marker, color=look.colour, label=kind)
+        axes[1].plot(own["shown"], at, look.marker, color=look.colour, label=f"error, {kind}")
     scales.logarithmic(axes[1].xaxis, known["shown"])
     scales.name_rows(axes[1], list(FORECASTS))
     plot.titled(axes[1], x="median error, %", own=True)
@@ -218,7 +218,7 @@ def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> No
         _shares(axis, own["noise"].dropna(), color=look.colour, linestyle=NOISE, linewidth=1)
     for distance in (1, 5):
         axis.axvline(distance, **looks.THIN)
-    plot.titled(axis, x="distance, %", y="share of runs", own=True)
+    plot.titled(axis, x="error, %", y="share of runs", own=True)
     scales.logarithmic(axis.xaxis, (SMALLEST, 60))
     axis.set_ylim(0, 1.03)
 
