@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     say(f"\nThe parameters alone are {weights / GB:g} GB: they {verdict} on a card of {options.card:g} GB.")
 
     def needs(count: int) -> float:
-        return 4 * weights * count / options.layers + activations(count)
+        return float(4 * weights * count / options.layers + activations(count))
 
     if needs(1) > card:
         say(f"A layer alone needs {needs(1) / GB:.1f} GB, more than a card: no cut between layers is enough.")
