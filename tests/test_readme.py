@@ -32,7 +32,9 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     names: dict[str, Any] = {}
     with pd.option_context("display.width", 400, "display.max_columns", None):  # long times would leave out columns
-        small = re.sub(r"\bchunks=(8|\[)", r"steps=3, batch_size=64, chunks=\1", readme_block("python", "microp.measure"))
+        small = re.sub(
+            r"\bchunks=(8|\[)", r"steps=3, batch_size=64, chunks=\1", readme_block("python", "microp.measure")
+        )
         exec(small, names)
     said = capsys.readouterr().out
     for text in ("wait_start_ms", "action times\nrank 0 |", "measured step\nrank 0 |"):

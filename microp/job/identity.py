@@ -42,6 +42,7 @@ ADDED: dict[str, Any] = {  # `group.key`, or a key or a whole group of the top -
     "schedule.extra_warmup": 0,
     "schedule.warmup": "double",
     "schedule.overlap": False,
+    "schedule.eager": False,
     "schedule.slices": 1,
     "schedule.copies": 1,
     "optimizer": asdict(ADAM),

@@ -31,6 +31,7 @@ Makespan of a step (the same for `_lifo`):
 | dualpipe, pairs | M t + (K/2-1) (P+f-2w) - (M-K-1) (t-P) | w <= b <= f <= x, c = 0 |
 | chimera | M t + (K-2) f | f = x, K divides M, c = 0 |
 | seq_1f1b | M T + (K-1) t/s + 2c ((K-1) + floor((M-1) s (K-1)/K)) | v = 1; else c = 0 and ceil(K/s) divides M |
+| seq_1f1b, eager | M T + (K-1) t/s + 2(K-1) c | 2c <= t/s |
 
 k = K-1-j. From eager_1f1b on: equal stages. P: the time of a pair, d: `extra_warmup`.
 
@@ -150,8 +151,12 @@ def _skewed(s: _Case) -> Any:
 
 def _double(s: _Case) -> bool:
     """Return whether rounds have K microbatches, and the warmup two forwards for each rank after."""
-    is_double = s.K == 1 or s.lead(s.K - 2) == s.lead(s.K - 1) + 2
-    return s.M % s.K == 0 and s.G == s.K and is_double
+    return s.M % s.K == 0 and s.G == s.K and (s.K == 1 or _is_eager(s))
+
+
+def _is_eager(s: _Shape) -> bool:
+    """Return whether a rank's warmup has two forwards for each rank after it."""
+    return s.K > 1 and s.lead(s.K - 2) == s.lead(s.K - 1) + 2
 
 
 def _v_min(s: _Shape) -> int:
@@ -162,14 +167,14 @@ def _v_min(s: _Shape) -> int:
 
 
 def _interleaved(s: _Shape) -> int:
-    last = s.lead(s.K - 1)  # (v-1) G and what the extra warmup adds
+    last = s.lead(s.K - 1)  # (v-1) G, the slices of a microbatch, and what the extra warmup adds
     each = s.lead(s.K - 2) - last if s.K > 1 else 0  # 2 for each rank after this one, or 1 with a single warmup
-    return min(each * (s.K - 1 - s.r) + last, s.v * s.M)
+    return min(each * (s.K - 1 - s.r) + last, s.v * s.M * s.s)
 
 
 def _sliced(s: _Case) -> Any:
-    hops = 2 * s.c * ((s.K - 1) + (s.M - 1) * s.s * (s.K - 1) // s.K)
-    return (s.M * s.s * s.v + s.K - 1) * s.t + hops
+    turns = 0 if _is_eager(s) else (s.M - 1) * s.s * (s.K - 1) // s.K
+    return (s.M * s.s * s.v + s.K - 1) * s.t + 2 * s.c * ((s.K - 1) + turns)
 
 
 def _gis(s: _Case) -> Any:
@@ -229,7 +234,12 @@ _MAKESPANS: dict[str, list[_Form]] = {
         )
     ],
     "gis": [(lambda s: s.short_w and s.M % s.G == 0 and s.v > 1 and s.G * s.t >= s.K * max(s.f, s.b), _gis)],
-    "seq_1f1b": [(lambda s: (s.near and s.M % s.a == 0) or (s.equal and s.v == 1), _sliced)],
+    "seq_1f1b": [
+        (
+            lambda s: (s.near and s.M % s.a == 0) or (s.equal and s.v == 1 and (2 * s.c <= s.t or not _is_eager(s))),
+            _sliced,
+        )
+    ],
     "dualpipe": [
         (
             lambda s: s.near and s.w <= s.b <= s.f <= s.x,
@@ -263,7 +273,7 @@ _IN_FLIGHT: dict[str, _Peak] = {
     "v_half": (lambda s: s.M >= 2 * s.K, lambda s: 2 * (s.K // 2 + 1)),
     "1f1b_v": (lambda s: s.M >= 2 * s.K, lambda s: 2 * ((2 * s.K + 3) // 3) - (s.r % 3 == (s.K + 1) % 3)),
     "chimera": (lambda s: s.M >= 2 * s.K, lambda s: s.K),
-    "seq_1f1b": (lambda _: True, lambda s: min((s.v - 1) * s.G + s.s + s.K - 1 - s.r, s.M * s.s * s.v)),
+    "seq_1f1b": (lambda _: True, _interleaved),
     "gis": (lambda s: s.v > 1 and s.M % s.G == 0, lambda s: min(s.G * (s.v - 1) + s.K - s.r, s.v * s.M)),
 }
 

@@ -8,7 +8,7 @@ from microp.schedule.builders.phases import looped_stages, three_phases
 from microp.schedule.schedule import Action, Op, Schedule, rows
 
 
-def seq_1f1b(ranks: int, chunks: int, slices: int = 2, stages_per_rank: int = 1) -> Schedule:
+def seq_1f1b(ranks: int, chunks: int, slices: int = 2, stages_per_rank: int = 1, eager: bool = False) -> Schedule:
     """Return 1F1B over the slices of each microbatch: unit u is slice u mod s of microbatch u // s.
 
     ::
@@ -28,10 +28,14 @@ def seq_1f1b(ranks: int, chunks: int, slices: int = 2, stages_per_rank: int = 1)
     Args:
         slices: s, the number of slices of each microbatch; 1 is 1F1B.
         stages_per_rank: the number of stages that a rank holds.
+        eager: K-1-r more forwards in the warmup of rank r, which hide a hop of up to half a slice's time, as
+            `eager_1f1b` does.
 
     Raises:
-        ValueError: `slices` or `stages_per_rank` is below 1.
+        ValueError: `slices` or `stages_per_rank` is below 1, or `eager` with several stages a rank, where it deadlocks.
     """
+    if eager and stages_per_rank > 1:
+        raise ValueError("schedule.eager=true is for one stage a rank: use schedule.stages_per_rank=1")
     Schedule("seq_1f1b", chunks, ((),) * ranks, slices)  # refuses numbers that are none
     group = -(-ranks // slices)
 
@@ -45,7 +49,7 @@ def seq_1f1b(ranks: int, chunks: int, slices: int = 2, stages_per_rank: int = 1)
         backwards = [
             Action(Op.B, stages[-1 - turn], first + at) for turn, first in turns for at in reversed(range(slices))
         ]
-        warmup = (len(stages) - 1) * slices * len(rounds[0]) + slices - 1 + ranks - 1 - rank
+        warmup = (len(stages) - 1) * slices * len(rounds[0]) + slices - 1 + (1 + eager) * (ranks - 1 - rank)
         return three_phases(forwards, backwards, warmup)
 
     return Schedule("seq_1f1b", chunks, rows(map(row, range(ranks))), slices)

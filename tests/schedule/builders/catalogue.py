@@ -26,6 +26,7 @@ BUILDERS: dict[str, list[Builder]] = {
 BUILDERS["seq_1f1b"] = [
     partial(schedules.seq_1f1b, slices=s, stages_per_rank=v) for s, v in ((1, 1), (2, 1), (4, 1), (3, 2), (2, 3))
 ]
+BUILDERS["seq_1f1b"] += [partial(schedules.seq_1f1b, slices=s, eager=True) for s in (1, 2, 4)]
 BUILDERS["interleaved"] += [
     partial(schedules.interleaved, stages_per_rank=v, warmup=warmup, extra_warmup=extra)
     for v, warmup, extra in ((2, "single", 0), (3, "single", 1), (2, "double", 2))

@@ -68,6 +68,7 @@ def test_with_one_stage_a_rank_or_one_slice_the_orders_are_the_plain_ones() -> N
         (schedules.breadth_first(4, 8, stages_per_rank=1), schedules.gpipe(4, 8)),
         (schedules.zb_interleaved(4, 8, stages_per_rank=1), schedules.zb_h1(4, 8)),
         (schedules.seq_1f1b(4, 8, slices=1), schedules.one_f_one_b(4, 8)),
+        (schedules.seq_1f1b(4, 8, slices=1, eager=True), schedules.eager_1f1b(4, 8)),
         (schedules.seq_1f1b(4, 8, slices=1, stages_per_rank=3), single),
     ):
         assert order.ranks == plain.ranks
