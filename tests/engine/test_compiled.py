@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(  # `compile=true comms=threads` is refused ther
 )
 COMPILED = Computing(compile=True)
 MODELS = {"mlp": mlp, "gpt": lambda: replace(gpt(dropout=0), layers=3), "mixed": partial(settings_of, mixed, middle=1)}
-MODES = {"mlp": ("segments",), "gpt": ("except_last",), "mixed": ("always",)}  # all of them with `--whole`
+MODES = {"mlp": ("segments",), "gpt": ("except_last",)}  # all of them with `--whole`
 WITHOUT_W = ("naive", "gpipe", "one_f_one_b", "eager_1f1b", "interleaved", "breadth_first")
 
 
@@ -52,12 +52,13 @@ NEAR = {"rtol": 1e-4, "atol": 1e-6, "of_loss": 1e-5}
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_the_single_process(name, graphs, whole):
     """On two ranks that are threads; the schedules take turns, and the checkpointing modes too without `--whole`."""
+    if name == "mixed" and not whole:
+        pytest.skip("to compile all kinds of layers takes a minute: with --whole")
     for turn, mode in enumerate(CHECKPOINTING):
         if not whole and mode not in MODES[name]:
             continue
         schedule = getattr(builders, WITHOUT_W[(turn + 2) % len(WITHOUT_W)])(2, 4)
         job = small_job(mode, skewed, schedule=schedule, model=MODELS[name](), backend="threads", computing=COMPILED)
-        job = job if whole or name != "mixed" else replace(job, batch_size=8)  # microbatches alike: half as many graphs
         assert_near(by_threads(job, 300), by_one_process(job), **NEAR)
     assert graphs
 
