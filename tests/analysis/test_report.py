@@ -273,7 +273,7 @@ def test_the_table_has_bounds_named_and_searched_orders(tmp_path, capsys):
 
 
 def test_the_answer_has_one_process_beside_the_pipelines(outputs, tmp_path):
-    """A run with one rank and one microbatch lies beside the others; its verdict depends on how busy the machine was."""
+    """A run with one rank and one microbatch lies beside the others; the verdict depends on the machine."""
     here = Path(shutil.copytree(outputs, tmp_path / "outputs"))
     assert "one process" not in section("m_sensitivity", Store(here)).answer.lower()
     attempt = sorted((here / "runs").glob("gpipe-*/attempt-1"))[0]
