@@ -154,8 +154,8 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
             asked = _checked([*overrides, *map(override, flat, combination)], folder)
             points.setdefault(asked.job.run_id, asked)  # equal points are one run
         except ConfigError as error:
-            said = {False: "", True: ": a list is several values, a tuple is one"}
-            problems |= {f"{text}{said['is not a ListConfig' in text]}": None for text in error.problems}
+            hint = ": a list is several values, a tuple is one"
+            problems |= {f"{text}{hint * ('is not a ListConfig' in text)}": None for text in error.problems}
     places = {point.config.output_dir for point in points.values()}
     if problems or len(places) > 1:
         raise ConfigError([*problems] or ["output_dir: a sweep has one folder for its runs: give one"])

@@ -92,7 +92,7 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
 
 
 def _rows(job: Job) -> str:
-    """Return how many rows a microbatch has, where they differ with their mean."""
+    """Return the number of rows of a microbatch; if microbatches differ, both numbers and the mean."""
     least, most = min(job.workload.rows), max(job.workload.rows)
     return counted(most, "row") if least == most else f"{least} or {most} rows ({job.mean_rows:.3g} on average)"
 

@@ -87,7 +87,8 @@ class Subject:
         batch_bytes: a number of rows -> the bytes of their inputs and of their targets.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
         holds: as in `Workload`; the buckets are those of several replicas.
-        as_run: returns the order that runs in so many replicas for one of a schedule; raises ValueError if none can.
+        as_run: returns the order that runs, from its schedule's name, the order and the number of replicas; raises
+            ValueError if none can.
     """
 
     layers: int

@@ -168,7 +168,8 @@ def _meets(values: pd.Series, condition: Filter) -> pd.Series:
             raise SelectionError(f"{text}: {wanted[0]} is not a number: write for example {name}>4")
         return ORDERS[sign](values.map(size_of), numbers[wanted[0]])
     accepted = [value.replace(" ", "").lower() for value in wanted]
-    accepted += [MISSING for value in accepted if value in ("null", "none", "false" if name == "disturbed" else "none")]
+    nothing = ("null", "none", "false") if name == "disturbed" else ("null", "none")
+    accepted += [MISSING for value in accepted if value in nothing]
     accepted += map(text_of, numbers.values())
     return values.map(lambda value: text_of(value).replace(" ", "").lower()).isin(accepted) == (sign == "=")
 
