@@ -238,9 +238,6 @@ def show_prices(points: Sequence[Priced]) -> None:
         for name, importance, text, meaning in _COLUMNS
     ]
     show_columns([*swept_columns(asked(configs, [point.overrides for point in points])), *results], WHOLE)
-    by_hand = any(config["costs"][key] is not None for config in configs for key in ("forward", "backward", "weight"))
-    if by_hand and len({price["stages"] for price in prices}) > 1:
-        console.note("costs are of one stage, so more stages are more work: compare points of equal stages")
     if len(prices) == 1:
         _show_timeline(prices[0])
     folders = [price["folder"] for price in prices if price["folder"]]

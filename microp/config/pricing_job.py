@@ -22,9 +22,10 @@ from microp.config.schema import SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
 from microp.settings import EmulatedSettings, EstimateSettings, broken_rules, quoted
-from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs, unit_shares
+from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs, ratio, unit_shares
 
 UNITS = ("per_microbatch", "per_slice")
+SHARED = ("forward", "backward", "weight", "pair", "recompute", "reduction")  # a number is of a rank, for its stages
 LARGEST = 1e15  # a cost: sums of more would not be exact
 PROVEN = 500_000  # ranks times chunks; a larger schedule is not validated, only the simulation finds its deadlocks
 
@@ -86,7 +87,7 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
     if (config.device.is_emulated or chosen.by_costs) and (profile := used_profile(config)) is not None:
         notes += filter(None, [doubt(profile)])
     if config.costs.weight is None and config.costs.backward is not None and schedule.input_gradients:
-        notes.append("costs.weight is not given: W takes no time, and I all of costs.backward")
+        notes.append("costs.weight is not given: I and W take half of costs.backward each")
     if workload is not None:
         if config.partition["name"] == "uniform" and len({*workload.layers}) > 1 and not _are_by_hand(config):
             notes.append(f"unequal stages: {' '.join(map(str, workload.layers[: schedule.depth]))} layers")
@@ -104,16 +105,16 @@ def costs_depend_on_order(config: SimulateConfig) -> str | None:
 
 
 def _cost_problems(numbers: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the costs that are not numbers, one sentence each."""
+    """Return what is wrong with the costs that are no numbers from 0, one sentence each."""
     problems = []
     for key, value in numbers.items():
-        most = inf if key == "bandwidth" else LARGEST  # `Costs` refuses what is negative
+        most = inf if key == "bandwidth" else LARGEST
         values = value if isinstance(value, list) and key in (*PER_STAGE, *UNITS) else [value]
-        is_wrong = not all(type(number) in (int, float) and number <= most for number in values)
+        is_wrong = not all(type(number) in (int, float) and 0 <= number <= most for number in values)
         if value is not None and (is_wrong or (key in UNITS and values is not value)):
             form = "a number, or a list with one per stage" if key in PER_STAGE else "a number"
             form = "a list of numbers" if key in UNITS else form
-            problems.append(f"costs.{key}={quoted(value)} is not {form}: give {form} up to {LARGEST:g}")
+            problems.append(f"costs.{key}={quoted(value)}: give {form}, from 0 to {LARGEST:g}")
     return problems
 
 
@@ -136,6 +137,12 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
     Layers count the same then, or, if they are `weighed`, by what each computes and moves.
     """
     given = {key: _exact(value) for key, value in config.costs.numbers().items()}
+    for key in SHARED:
+        if given[key] is not None and not isinstance(given[key], list):
+            given[key] = ratio(given[key] * config.ranks, schedule.depth)
+    if schedule.input_gradients and given["weight"] is None and given["backward"] is not None:
+        both = given["backward"] if isinstance(given["backward"], list) else [given["backward"]] * schedule.depth
+        given["backward"] = given["weight"] = [ratio(time, 2) for time in both]
     microbatches, slices = (given.pop(key) or [] for key in UNITS)
     given |= {"transfer": LINK_MODELS[config.costs.transfer], **unit_shares(schedule, microbatches, slices)}
     if not _are_by_hand(config):

@@ -98,17 +98,17 @@ def is_fixed(group: str, key: str) -> bool:
 
 @dataclass
 class CostsConfig:
-    """Costs given by hand: numbers, or lists with one number per stage, all in the same unit."""
+    """Costs given by hand, in one unit: of a microbatch on a rank, shared by its stages, or lists, one per stage."""
 
-    forward: Any = MISSING  # F of one stage; null: an emulated device's times, else F = I = W = 1 on an average rank
-    backward: Any = MISSING  # I, the input gradient, or the full backward B if weight is not given
+    forward: Any = MISSING  # F; null: an emulated device's times, else F = I = W = 1 on an average rank
+    backward: Any = MISSING  # I, the input gradient; without `weight` the full backward B, of which I and W are halves
     weight: Any = MISSING  # W, the weight gradient
     pair: Any = MISSING  # a pair of a forward and a backward; null: one after the other
     recompute: Any = MISSING  # what a recomputation adds to B; null: forward
     latency: Any = MISSING  # of a hop between two ranks
     boundary: Any = MISSING  # bytes of the tensor that enters a stage
     bandwidth: Any = MISSING  # bytes per unit of time; null: infinite
-    reduction: Any = MISSING  # the sum of a stage's gradients over the replicas, after its last gradient
+    reduction: Any = MISSING  # the sum of the gradients over the replicas, after a stage's last gradient
     per_microbatch: Any = MISSING  # for each microbatch the factor of its times and bytes; null: 1
     per_slice: Any = MISSING  # for each slice its part of its microbatch's times, in any unit; null: all alike
     transfer: str = MISSING  # how a hop is charged: asynchronous, sender_busy, serial_link or rendezvous

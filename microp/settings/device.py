@@ -96,7 +96,7 @@ class EmulatedSettings(DeviceSettings):
 
     forward_ms: Any  # the time of F of one microbatch
     # the time of B of one microbatch. Without `weight_ms` it is the full backward, and a schedule that divides it
-    # uses half of it for B and half for W.
+    # uses half of it for I and half for W.
     backward_ms: Any
     weight_ms: Any  # the time of W of one microbatch; a full backward then takes `backward_ms + weight_ms`
     recompute_ms: Any  # the time that a recomputation adds to a B; by default `forward_ms`

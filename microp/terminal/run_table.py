@@ -144,6 +144,11 @@ def _spread(row: PointRow) -> str | None:
     return f"{_milliseconds(step['p10'])} - {_milliseconds(step['p90'])}" if step else None
 
 
+def _formula(row: PointRow) -> str | None:
+    form, priced = row.summary["bubble"]["closed_form"], (row.summary.get("predicted") or {}).get("bubble")
+    return f"~{priced:.3f}" if form is None and priced is not None else None if form is None else f"{form:.3f}"
+
+
 def _peaks(row: PointRow) -> str | None:
     if row.config["profile"] and row.summary["device"] == "emulated":
         return None  # of the small model that stands in for the profile's
@@ -208,7 +213,7 @@ _RESULTS = (
     Result("tokens/s", 49, _tokens),
     Result("of peak", 48, _of_peak, "of peak: FLOP/s over the ranks' peak."),
     Result("bubble", 80, _figure(_FRACTION, "bubble.measured"), "bubble: idle / total time, median."),
-    Result("formula", 60, _figure(_FRACTION, "bubble.closed_form"), "formula: the bubble by the closed form."),
+    Result("formula", 60, _formula, "formula: the bubble by the closed form; ~: simulated, as there is none."),
     Result("peak MiB", 80, _peaks, "peak MiB: tensors of each rank."),
     Result("loss", 30, _loss),
     Result("status", 95, _status, "", "finished"),

@@ -111,6 +111,7 @@ def test_without_costs_an_average_rank_takes_one_for_each():
 
 
 EMULATED = "ranks=4 chunks=8 device=emulated"
+BY_HAND = "ranks=4 chunks=8 costs.forward=1 costs.backward=2"
 RECOMPUTED = "ranks=1 chunks=9 costs.forward=2 costs.backward=3 checkpointing="
 
 
@@ -123,6 +124,10 @@ RECOMPUTED = "ranks=1 chunks=9 costs.forward=2 costs.backward=3 checkpointing="
         (f"{EMULATED} ranks=32", (8 + 31) * 15),  # more stages than layers: the times are none of theirs
         (f"{EMULATED} costs.forward=1 costs.backward=1", 11 * 2),  # by hand comes first
         (f"{EMULATED} schedule=1f1b device.latency_ms=1", 11 * 15 + 2 * (3 + 7 * 3 // 4)),
+        (f"{BY_HAND} schedule=interleaved", Fraction("28.5")),  # a number is of a rank, which its stages share
+        (f"{BY_HAND} schedule=zb_v", Fraction("25.5")),  # and without costs.weight I and W are halves of B
+        (f"{BY_HAND} schedule=dualpipe", 25),
+        (f"{BY_HAND} schedule=1f1b costs.backward=[2,2,2,2]", 33),
         (f"{RECOMPUTED}always", 9 * 7),  # costs.recompute is costs.forward, if it is not given
         (f"{RECOMPUTED}except_last costs.recompute=1", 9 * 6 - 1),
     ],

@@ -109,6 +109,8 @@ def test_the_page_that_the_footer_names_defines_every_column():
     assert len(columns) == 20
     shown = {column.name: column.values[0] for column in run_table.results([full])}
     assert (shown["tokens/s"], shown["of peak"]) == ("41,809", "25 %")
+    priced = row("", bubble={"measured": 0.3, "closed_form": None}, predicted={"bubble": 0.25})
+    assert [column.values for column in run_table.results([priced]) if column.name == "formula"] == [["~0.250"]]
     assert [name for name in (*columns, *DISTURBANCES) if f"`{name}`" not in page] == []
 
 
