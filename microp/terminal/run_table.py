@@ -149,6 +149,11 @@ def _formula(row: PointRow) -> str | None:
     return f"~{priced:.3f}" if form is None and priced is not None else None if form is None else f"{form:.3f}"
 
 
+def _about_formula(rows: Sequence[PointRow]) -> str:
+    is_simulated = any((_formula(row) or "").startswith("~") for row in rows)
+    return f"formula: the bubble by the closed form{'; ~: simulated, as there is none' * is_simulated}."
+
+
 def _peaks(row: PointRow) -> str | None:
     if row.config["profile"] and row.summary["device"] == "emulated":
         return None  # of the small model that stands in for the profile's
@@ -213,7 +218,7 @@ _RESULTS = (
     Result("tokens/s", 49, _tokens),
     Result("of peak", 48, _of_peak, "of peak: FLOP/s over the ranks' peak."),
     Result("bubble", 80, _figure(_FRACTION, "bubble.measured"), "bubble: idle / total time, median."),
-    Result("formula", 60, _formula, "formula: the bubble by the closed form; ~: simulated, as there is none."),
+    Result("formula", 60, _formula, _about_formula),
     Result("peak MiB", 80, _peaks, "peak MiB: tensors of each rank."),
     Result("loss", 30, _loss),
     Result("status", 95, _status, "", "finished"),
