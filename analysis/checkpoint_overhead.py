@@ -61,15 +61,20 @@ def answer(both: tuple[pd.DataFrame, pd.DataFrame]) -> str:
     _, compared = both
     if compared.empty:
         return ""
-    table = over_launches(compared, POINT, ["ratio", "simulated", "kept"])
-    alike = table.groupby([key for key in POINT if key != "checkpointing"], dropna=False)["checkpointing"]
-    in_all = alike.transform("size") == table["checkpointing"].nunique()
-    table = table[in_all] if in_all.any() else table  # medians of the same combinations, else they do not compare
+    table = _alike(compared)
     order = [*POLICIES, *sorted(set(table["checkpointing"]) - set(POLICIES))]
     told = [_policy(name, own) for name in order if not (own := table[table["checkpointing"] == name]).empty]
     if (most := table.groupby("checkpointing").size().max()) > 1:
         told.append(f"figures are medians, with ranges, over up to {most} combinations of model, schedule and M")
     return sentences([*told, widest(table, ["ratio"])])
+
+
+def _alike(compared: pd.DataFrame) -> pd.DataFrame:
+    """Return the points of those combinations that have all policies, else their medians would not compare."""
+    table = over_launches(compared, POINT, ["ratio", "simulated", "kept"])
+    alike = table.groupby([key for key in POINT if key != "checkpointing"], dropna=False)["checkpointing"]
+    in_all = alike.transform("size") == table["checkpointing"].nunique()
+    return table[in_all] if in_all.any() else table
 
 
 def _policy(policy: str, table: pd.DataFrame) -> str:
@@ -229,14 +234,14 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
         f"line is the Pareto front. {markers(runs)}"
     )
     if not compared.empty:
-        costs = over_launches(compared, POINT, ["ratio", "kept"])
+        costs = _alike(compared)
         told = "; ".join(
             f"{name} has {own['ratio'].median():.2f} of the step time and {own['kept'].median():.2f} of the activations"
             f"{doubts(own, 'ratio')}"
             for name in POLICIES
             if not (own := costs[costs["checkpointing"] == name]).empty
         )
-        text += f" Relative to never, in the median over schedules and M: {told}."
+        text += f" Relative to never, in the median over the models, schedules and M that have all policies: {told}."
     return Exhibit("checkpoint-overhead-pareto", "Memory against time", text, figure, table, runs)
 
 

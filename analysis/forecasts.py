@@ -7,8 +7,8 @@
     1f1b, 6 microbatches            61.0       60.5     error   +0.8 %, chosen: regret = measured / best - 1
 
 Beside the prediction stand the replay, which knows the run's own times, and three baselines that know next to nothing.
-A baseline has one unknown number per model, the time of a unit of its work, which is taken from the other
-configurations of the model:
+A baseline has one unknown number per problem (a model, its batch and the device with its nominal times), the time of a
+unit of work, which is taken from the problem's other configurations:
 
 * the closed bubble: the busiest rank's work over 1 - (K-1)/(M+K-1)
 * FLOPs: the busiest rank's work, a forward 1, a backward 2, a recomputation 1 per layer and microbatch
@@ -27,9 +27,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.exhibit import counted, kind_of
+from analysis.varied import say
 from analysis.words import doubts
 from microp.records import over_launches
-from microp.results import records
+from microp.results import is_missing, records
+from microp.settings import TIMES as DEVICE_TIMES
 
 Numbers = NDArray[np.floating[Any]]
 PREDICTED, REPLAYED = "predicted", "replayed"
@@ -41,6 +43,7 @@ QUESTION = (
     *("question", "model", "config.model.dim", "device", "schedule", "chunks", "ranks", "batch_size", "partition"),
     *("checkpointing", "config.device.per", "config.profile"),
 )
+PROBLEM = ("config.model.layers", "batch_size", *(f"config.device.{key}" for key in ("per", *DEVICE_TIMES)))
 LEAST_NOISE = 0.02  # two configurations that differ by less are alike, if there is one launch of each
 
 
@@ -48,11 +51,14 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per configuration of one replica: its measured step time and all forecasts of it, in ms.
 
     `measured` is the median over the launches, `measured.wide` whether it is not to be relied on, and `noise` half of
-    their range over it (NaN for one launch); a `group` has the configurations of one model on one device.
+    their range over it (NaN for one launch); a `group` has the configurations of one model on one device, a `problem`
+    those of one batch and the same nominal times among them.
     """
     if not {*TIMES} <= {*runs.columns}:
         return pd.DataFrame()
-    needed = [column for column in (*TIMES, *SPREAD, *QUESTION) if column in runs]  # groups of all columns take long
+    needed = [
+        column for column in dict.fromkeys((*TIMES, *SPREAD, *QUESTION, *PROBLEM)) if column in runs
+    ]  # groups of all columns take long
     known = runs[needed][runs["replicas"] == 1].dropna(subset=["step_ms.median", "predicted.step_ms"])
     rows = [_of_launches(own) for _, own in known.groupby("question", sort=True)]
     table = pd.DataFrame(rows)
@@ -60,7 +66,7 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
         return table
     for name in BASELINES:
         table[name] = np.nan
-    for _, own in table.groupby("group"):
+    for _, own in table.groupby("problem"):
         if len(own) > 1:
             for name, units in (("closed bubble", own["work"] / (1 - own["closed"])), ("FLOPs", own["work"])):
                 table.loc[own.index, name] = units * of_the_others(own["measured"] / units, np.median)
@@ -81,8 +87,11 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
     ranks, chunks = int(first["ranks"]), int(first["chunks"])  # a column is of floats if a run has no end
     size = first.get("config.model.dim")
     model = first["model"] if size is None or np.isnan(size) else f"{first['model']}, dim {size:g}"
+    group = f"{model}, {kind_of(first['device'])}, {counted(ranks, 'rank')}"
+    asked = {key.rpartition(".")[2]: first[key] for key in PROBLEM if not is_missing(first.get(key))}
     return {
-        "group": f"{model}, {kind_of(first['device'])}, {counted(ranks, 'rank')}",
+        "group": group,
+        "problem": ", ".join([group, *(say(key, value) for key, value in asked.items())]),
         "kind": kind_of(first["device"]),
         "schedule": first["schedule"],
         "chunks": chunks,
@@ -123,9 +132,9 @@ def errors(table: pd.DataFrame, name: str) -> dict[str, float]:
 
 
 def kendall(table: pd.DataFrame, name: str) -> float | None:
-    """Return Kendall's tau of a forecast among configurations of one group that differ by more than their noise."""
+    """Return Kendall's tau of a forecast among configurations of one problem that differ by more than their noise."""
     agree = total = 0
-    for _, own in table.dropna(subset=[name]).groupby("group"):
+    for _, own in table.dropna(subset=[name]).groupby("problem"):
         for one, other in combinations(records(own), 2):
             apart = one["measured"] / other["measured"] - 1
             if abs(apart) <= max(_noise(one), _noise(other)):
@@ -136,12 +145,12 @@ def kendall(table: pd.DataFrame, name: str) -> float | None:
 
 
 def regrets(table: pd.DataFrame, name: str) -> dict[str, float]:
-    """Return group -> how much longer the configuration with the least forecast took than the fastest one."""
+    """Return problem -> how much longer the configuration with the least forecast took than the fastest one."""
     found = {}
-    for group, own in table.dropna(subset=[name]).groupby("group"):
+    for problem, own in table.dropna(subset=[name]).groupby("problem"):
         if len(own) > 1:
             chosen = own["measured"].iloc[int(own[name].argmin())]
-            found[str(group)] = float(chosen / own["measured"].min() - 1)
+            found[str(problem)] = float(chosen / own["measured"].min() - 1)
     return found
 
 

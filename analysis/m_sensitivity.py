@@ -184,28 +184,24 @@ def effective_depth(rows: pd.DataFrame) -> Exhibit | None:
     if rows.empty:
         return None
     fits = _named(over_launches(pd.DataFrame(_fits(rows)), [*PANEL, "schedule"], ["a", "b", "depth", "formula"]))
-    is_known = bool(fits["depth"].notna().any())
-    layout: dict[str, Any] = {"gridspec_kw": {"width_ratios": [3, 2]}} if is_known else {}
-    figure, axes = plot.sheet(fits["panel"].nunique(), 1 + is_known, **layout)
+    if fits["depth"].isna().all():
+        return None
+    figure, axes = plot.sheet(fits["panel"].nunique(), 2, gridspec_kw={"width_ratios": [3, 2]})
     for row, (panel, own) in zip(axes, fits.groupby("panel", sort=False), strict=True):
         _step_times(row[0], rows[rows["panel"] == panel], own)
-        if is_known:
-            _depths(row[1], own)
-    legend, title, text = [], "Step time against M", ""
-    if is_known:
-        legend = [looks.dotted("least-squares line T = a + b M"), looks.thin("K, the number of ranks")]
-        title = "T(M) = a + b M"
-        text = (
-            "Left: step time and its least-squares line T = a + b M over M >= K, by relative errors (naive exceeds the "
-            "panel). Right: a/b + 1 of each line, an estimate of the number of ranks from step times alone."
-        )
+        _depths(row[1], own)
+    legend = [looks.dotted("least-squares line T = a + b M"), looks.thin("K, the number of ranks")]
+    text = (
+        "Left: step time and its least-squares line T = a + b M over M >= K, by relative errors (naive exceeds the "
+        "panel). Right: a/b + 1 of each line, an estimate of the number of ranks from step times alone."
+    )
     if fits["formula"].notna().any():
         legend.insert(1, looks.stroke("depth by the closed form of the bubble: equal layers, free hops"))
     if fits["depth"].isna().any():
         text += f" {not_fitted('values of M >= K')}"
     plot.legend(figure, legend)
     used = rows.drop_duplicates("run_id")
-    return Exhibit("m-sensitivity-depth", title, f"{text} {markers(used)}".strip(), figure, fits, used)
+    return Exhibit("m-sensitivity-depth", "T(M) = a + b M", f"{text} {markers(used)}", figure, fits, used)
 
 
 def _step_times(axis: Axes, rows: pd.DataFrame, fits: pd.DataFrame) -> None:
@@ -269,16 +265,16 @@ def memory(rows: pd.DataFrame) -> Exhibit | None:
     table = _table(rows, "activation_mib")
     needed = rows[["panel", "fixed", *POINT, "peak_activation_mib", "folder"]]  # to pick from all columns takes long
     table["formula"] = [_law(needed, row) for row in records(table)]
-    key = [looks.dotted("closed form: microbatches held, times the bytes of one at M = 1")]
+    key = [looks.dotted("closed form: microbatches held, times the bytes of one")]
     key = key if table["formula"].notna().any() else []
     figure = _panels(table, "activation_mib", "peak activations of a rank, MiB", key)
     for axis in figure.axes:
         axis.set_ylim(0, None)
     text = (
         "Peak bytes of activations on the rank that holds most, counted exactly in a separate step. Dotted: closed "
-        "form, the number of microbatches that the schedule holds times the bytes of one, taken from M = 1. With a "
-        "fixed microbatch it grows with M under GPipe and is constant from M = K on under 1F1B; with a fixed batch it "
-        "is constant under GPipe and falls under 1F1B."
+        "form, the number of microbatches that the schedule holds times the bytes of one: those at M = 1, of a "
+        "fixed batch over M. With a fixed microbatch it grows with M under GPipe and is constant from M = K on under "
+        "1F1B; with a fixed batch it is constant under GPipe and falls under 1F1B."
     )
     used = rows.drop_duplicates("run_id")
     return Exhibit("m-sensitivity-memory", "Peak activations against M", text, figure, table, used)

@@ -109,9 +109,12 @@ def _cost(rows: pd.DataFrame) -> str:
     uniform = even[even["schedule"] == schedule]["expected_ms"].iloc[0]
     nominal_ones = skewed["origin"].iloc[0] == "nominal"
     times = "nominal times" if nominal_ones else "times measured with the uniform partition"
+    found = f"is {spread(point, 'ratio')} of that with the uniform partition"
+    if point["disturbed"] and point["launches"] == 1:
+        found = "against that with the uniform partition is too noisy to say (disturbed)"
     return (
-        f": with {point['share']:g} % of the layers on rank {point['position']}, the throughput of {schedule} is "
-        f"{spread(point, 'ratio')} of that with the uniform partition; the heavy rank's work alone would give "
+        f": with {point['share']:g} % of the layers on rank {point['position']}, the throughput of {schedule} "
+        f"{found}; the heavy rank's work alone would give "
         f"{number(uniform / skewed['alone_ms'].iloc[0])}, computed from the {times}"
     )
 

@@ -199,11 +199,12 @@ def lines(
 def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> None:
     """Write the value of `by` beside each point of a table, where it covers no other name and no point.
 
-    For figures with more names than colours. A point whose name has no room is only in the legend. The axes' scales and
-    limits are final.
+    For figures with more names than colours. A thin line leads to a name that is far from its point; one that has no
+    room is only in the legend. The axes' scales and limits are final.
     """
     figure = cast(Figure, axis.get_figure(root=True))
     figure.draw_without_rendering()  # only then it is known where things are
+    axis.autoscale(False)
     places = axis.transData.transform(table[[x, y]].to_numpy(dtype=float))
     high, gap = fitting.LINE * fitting.POINTS / 72 * figure.dpi, 5 / 72 * figure.dpi
     near = 0.95 * gap
@@ -211,20 +212,28 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
     inside = axis.get_window_extent()
     for (left, low), name in zip(places, table[by].map(str), strict=True):
         wide = fitting.width(name) * figure.dpi
-        around = (
-            (gap, gap / 2),
-            (gap, -high / 2),
-            (-gap - wide, -high / 2),
-            (-wide / 2, 1.4 * gap),
-            (-wide / 2, -1.4 * gap - high),
-        )
+        around = [
+            (out * shift - wide * aside, out * rise - high * below)
+            for out in (1, 3, 5, 7)
+            for shift, aside, rise, below in (
+                *((gap, 0, gap / 2, 0), (gap, 0, 0, 0.5), (-gap, 1, 0, 0.5), (0, 0.5, 1.4 * gap, 0)),
+                *((0, 0.5, -1.4 * gap, 1), (gap, 0, -gap, 1), (-gap, 1, -gap, 1), (-gap, 1, gap, 0)),
+            )
+        ]
         for shift, rise in around:
             box = Bbox.from_bounds(left + shift, low + rise, wide, high)
             is_inside = inside.contains(box.xmin, box.ymin) and inside.contains(box.xmax, box.ymax)
-            if is_inside and not box.count_overlaps(taken):
-                taken.append(box)
+            end = np.clip((left, low), box.min, box.max)
+            length = float(np.hypot(*(end - (left, low)))) / gap
+            line = [Bbox.from_bounds(*at, 1, 1) for at in np.linspace((left, low), end, 20) if length > 2]
+            line = line[int(30 / length) + 1 :] if line else []  # from the edge of the marker on
+            if is_inside and not box.count_overlaps(taken) and not any(spot.count_overlaps(taken) for spot in line):
+                taken += [box, *line]
                 x_at, y_at = axis.transData.inverted().transform((box.xmin, box.ymin))
                 behind = {"facecolor": "white", "edgecolor": "none", "pad": 0, "alpha": 0.6}
+                if line:
+                    ends = axis.transData.inverted().transform([(left, low), end])
+                    axis.plot(*ends.T, color="0.6", linewidth=0.4, zorder=1.4)
                 axis.text(x_at, y_at, name, va="bottom", color="0.25", bbox=behind, in_layout=False)
                 break
 
@@ -290,14 +299,16 @@ def draw_front(axis: Axes, best: pd.DataFrame, x: str, y: str) -> None:
     axis.plot(best[x], best[y], color=FRONT.get_color(), linewidth=FRONT.get_linewidth(), zorder=1.5)
 
 
-def beside(table: pd.DataFrame, x: str, by: str, named: Iterable[Any]) -> pd.DataFrame:
-    """Return the table with `x` shifted a little for each value of `by`, for a logarithmic axis.
+def beside(table: pd.DataFrame, x: str, by: str, named: Iterable[Any], doubles: bool = True) -> pd.DataFrame:
+    """Return the table with `x` shifted a little for each value of `by`, for an axis that is logarithmic, or is not.
 
     Coinciding points of different lines then lie side by side.
     """
     places = {name: place for place, name in enumerate(named)}
     shift = (table[by].map(places) - (len(places) - 1) / 2) * min(0.05, 0.4 / max(1, len(places)))
-    return table.assign(**{x: table[x] * 2**shift})
+    return table.assign(
+        **{x: table[x] * 2**shift if doubles else table[x] + shift * (table[x].max() - table[x].min()) / 4}
+    )
 
 
 # --- legends ---------------------------------------------------------------------------------------

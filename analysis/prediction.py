@@ -101,7 +101,7 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
     text = (
         "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
         "a marker per configuration, the median of its launches. Right: median error of the prediction, of the replay, "
-        "and of three baselines, each with one number that is fitted to the other configurations of the model: the "
+        "and of three baselines, each with one number that is fitted to the other configurations of the problem: the "
         "busiest rank's operations (FLOPs), these over 1 - (K-1)/(M+K-1) (closed bubble), and the mean step time; "
         f"{CLIPPED}. {'; '.join(best)}. Bias: the median error with its sign."
     )

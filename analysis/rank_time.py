@@ -28,7 +28,7 @@ from analysis import fitting, looks, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.varied import differing, group_of, say, varying
-from analysis.words import sentences
+from analysis.words import listed, sentences
 from microp.records import read_traced_step
 from microp.results import is_missing, records
 from microp.trace import DRAWN, KINDS, bubble_fraction, makespan, sheet
@@ -55,7 +55,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {  # colour, hatching, name
     "warmup": ("#c0c0c0", "", "wait: warm-up"),
     "steady": ("#9c9c9c", "...", "wait: steady phase"),
     "drain": ("#c0c0c0", "////", "wait: drain"),
-    "reduction": ("#009e73", "++", "wait: sum over replicas"),
+    "reduction": ("#009e73", "++", "wait: sum over replicas, copies"),
 }
 assert set(LOOKS) == set(KINDS), "each kind of time has a look"
 
@@ -112,9 +112,11 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     row = max(0.12, min(0.4, (PAGE / len(panels) - 0.7) / ranks))
     figure, used = sheet(panels, sums=sums, row=row, width=plot.WIDTH), own[own["schedule"].isin(order)]
     noisy = ", ".join(schedule for schedule in order if rows[schedule]["disturbed"])
+    left_out = [schedule for schedule in looks.in_order(own["schedule"]) if schedule not in order]
     text = (
         f"The last measured step of {len(panels)} schedules, one launch each, one above the other on one time axis: "
-        f"{first['device']}, {first['model']}, K = {ranks}, M = {first['chunks']}. `python -m analysis.timeline RUN "
+        f"{first['device']}, {first['model']}, K = {ranks}, M = {first['chunks']}."
+        f"{f' Left out: {listed(left_out)}.' if left_out else ''} `python -m analysis.timeline RUN "
         f"RUN` draws any runs so.{noisy and f' Disturbed: {noisy}.'}"
     )
     return [Exhibit("schedule-timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis import looks, nominal, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, distance, markers
-from analysis.words import TIME, closing, fastest, least_memory, sentences
+from analysis.words import TIME, closing, fastest, least_memory, listed, sentences
 from microp.records import LAUNCH, over_launches
 from microp.results import records, worst_rank_mib
 from microp.simulator import simulate
@@ -60,6 +60,9 @@ def answer(runs: pd.DataFrame) -> str:
     runs = runs[runs["chunks"] == chunks].assign(point=runs["schedule"])
     what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
     told, table = fastest(runs, TIME, "ms per step", what)
+    best = table[plot.on_front(table.assign(panel=""), ["panel"], "activation_mib", TIME)].sort_values("activation_mib")
+    if len(best) > 1 and not table["disturbed"].all():
+        told.append(f"the best compromises, from the least memory to the shortest step: {listed(list(best['point']))}")
     return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
 
 
@@ -90,7 +93,7 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     text = (
         "Bubble, peak activations of the rank that holds most, and step time of the schedules at equal M, "
         f"{'with' if plain.empty else 'without'} recomputation, the slowest at the bottom. {markers(used)} Strokes: "
-        f"bubble simulated with the nominal times; step time by {origin}. The measured step times differ from the "
+        f"bubble and step time with the nominal times, by {origin}. The measured step times differ from the "
         f"computed by {apart} ({own['schedule'][miss == miss.max()].iloc[0]})."
     )
     return Exhibit("schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used)

@@ -24,10 +24,10 @@ from analysis import looks, plot, scales, words
 from analysis.command import add_schedule, command_parser, nothing, print_answer, print_missing, read_report, save
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import Exhibit, counted, markers
-from analysis.varied import is_numeric, say, varying
+from analysis.varied import group_of, is_numeric, say, varying
 from analysis.words import BUBBLE, TIME, closing, fastest, least_memory, listed, sentences, spread
 from microp.records import WIDE_FRACTION, Plan, over_launches, read_plans
-from microp.results import Store, finished_runs, is_missing, records, unscaled, worst_rank_mib
+from microp.results import HOW, Store, finished_runs, is_missing, records, unscaled, worst_rank_mib
 from microp.system import run_command
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
@@ -108,6 +108,12 @@ def answer(
     same = rows["batch_size"].nunique() == 1
     value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
     told, table = fastest(rows, value, unit)
+    if work := [key for key in keys if group_of(key) not in (*HOW, "batch_size")]:  # points that do not compare
+        told = []
+        for values, own in rows.groupby(work, sort=False, dropna=False):
+            which = ", ".join(named(key, one) for key, one in zip(work, values, strict=True))
+            told.append(f"{which}: {fastest(own, value, unit)[0][0]}")
+        told = told if len(told) <= MOST_TOLD else []
     asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
     if reason := unscaled(asked):
         told = [reason, *_of_equals(rows, value, unit)]
@@ -151,8 +157,8 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
         for axis, column in zip(axis_row, columns, strict=True):
             own = table[(table["column"] == column) & table["line"].isin(named)]
             own = own.assign(x=own["x"] if numeric else [ticks.index(value) for value in own["x"]])
-            if _doubles(ticks, numeric):
-                own = plot.beside(own, "x", "line", named)
+            if numeric:
+                own = plot.beside(own, "x", "line", named, _doubles(ticks, numeric))
             plot.lines(axis, own, "x", quantity, "line", named, "formula" if quantity == "bubble.measured" else None)
             title, x = column if quantity == shown[0] else "", axes.x if quantity == shown[-1] else ""
             plot.titled(axis, title, x or "", QUANTITIES[quantity][0])

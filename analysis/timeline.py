@@ -180,7 +180,8 @@ def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
     """
     times = pd.DataFrame(time_ms).rename(index="rank {}".format).rename_axis(columns="ms")
     times = times.loc[:, [kind for kind in times if _is_shown(times[kind])]].assign(sum=times.sum(axis="columns"))
-    table = times.to_string(float_format="{:.2f}".format, line_width=columns)
+    tables = [times.to_string(float_format=form.format, line_width=columns) for form in ("{:.2f}", "{:.1f}", "{:.0f}")]
+    table = next((table for table in tables if "\\\n" not in table), tables[0])
     return table.replace("  \\\n", "\n")  # pandas marks a table that goes on below
 
 
@@ -201,7 +202,7 @@ MEANINGS = {
     "host": "the rest, in which Python runs",
     "transfer": "waits for a tensor that is being sent",
     "warmup, steady, drain": "waits for another rank",
-    "reduction": "waits for the sum over the replicas",
+    "reduction": "waits for the sum over replicas or copies",
 }
 
 

@@ -20,7 +20,7 @@ from microp.records import LAUNCH, RANGE_UP_TO, over_launches
 from microp.results import compare, launch_times, records
 
 TIME, BUBBLE = "step_ms.median", "bubble.measured"
-KIB_BELOW = 0.1  # MiB
+KIB_BELOW = 1  # MiB
 ONE_LAUNCH = "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
 ALIKE = 1.01  # the ratio of two memories of which neither is called the smaller one
 
@@ -76,11 +76,11 @@ def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, valu
     """
     result = compare(launch_times(rows, value), launch_times(others, value))
     noisy = [bool(side["disturbed"].any()) for side in (rows, others)]
-    told = " (disturbed)" if any(noisy) else ""
     if min(result.launches) > 1 and not all(noisy):
-        return f"{result.sentence(name, other)}{told}"
+        return f"{result.sentence(name, other)}{' (disturbed)' * any(noisy)}"
     first, second = (number(side[value].median()) for side in (rows, others))
-    return f"{name} takes {first} ms, against {second} ms for {other}{told}"
+    mine, its = (" (disturbed)" * is_noisy for is_noisy in noisy)
+    return f"{name} takes {first} ms{mine}, against {second} ms for {other}{its}"
 
 
 def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> tuple[list[str], pd.DataFrame]:
@@ -124,8 +124,8 @@ def least_memory(table: pd.DataFrame, name: str) -> list[str]:
     as_much = (known["activation_mib"] >= most["activation_mib"] / ALIKE).sum() - 1
     few, many = (f" (and {n} more)" if n else "" for n in (as_little, as_much))
     return [
-        f"least memory: {least[name]}{few}, where the rank that holds most keeps "
-        f"{mib_text(least['activation_mib'])} of activations; most: {most[name]}{many} with "
+        f"least activations: {least[name]}{few}, where the rank that holds most keeps "
+        f"{mib_text(least['activation_mib'])}; most: {most[name]}{many} with "
         f"{mib_text(most['activation_mib'])}"
     ]
 

@@ -44,7 +44,7 @@ from microp.trace import makespan
 
 MOST = 10_000  # actions: the search prices the whole order again and again
 _WAYS = {
-    "named": "a named schedule, none is faster",
+    "named": "a named schedule, none found is faster",
     "rules": "found by a priority rule",
     "moves": "found by small moves",
     "solver": "found by the solver",

@@ -297,7 +297,7 @@ def show_plans(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run:
     if not plans:
         return
     several = any(plan["replicas"] > 1 for plan in plans)
-    steps = [f"{plan['step']:.4g}" for plan in plans]
+    steps = [f"{plan['step']:,.{'0f' if plan['step'] >= 1000 else '4g'}}" for plan in plans]
     largest = [max(plan["peak_memory_mib"], default=0) for plan in plans]
     size, per = ("GiB", 1024) if max(largest) >= 10_000 else ("MiB", 1)
     memory = Column(
@@ -311,7 +311,12 @@ def show_plans(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run:
     binds = [plan["binds"] for plan in plans]
     table = [
         Column("", [f"plan{number}" for number in range(1, len(plans) + 1)], "left", 100),
-        Column(f"step {unit}", steps, importance=90, about="step: predicted time, as of a run."),
+        Column(
+            f"step {unit}",
+            steps,
+            importance=90,
+            about=f"step: predicted time{', a unit is F of a layer and row' * (unit != 'ms')}.",
+        ),
         *[memory] * any(largest),
         Column("schedule", orders, importance=80),
         Column("chunks", [str(plan["chunks"]) for plan in plans], "right", 80),

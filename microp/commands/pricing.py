@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -169,12 +169,18 @@ def main() -> None:
     run_app("simulate", PricingCallback.task(run_price))
 
 
+@cache
+def _note(text: str) -> None:
+    """Say something once, for however many points."""
+    console.note(text)
+
+
 def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
     """Price one point, print or draw it, and return its figures."""
     with err.status(f"pricing {point.schedule['name']}"):
         priced = Price(job)
     for note in job.notes:
-        console.note(note)
+        _note(note)
     figures = dict(priced.figures)
     peaks, given = figures["peak_memory_mib"], point.device.memory_gib
     if peaks and given is not None and max(peaks) * MIB > given * GIB:

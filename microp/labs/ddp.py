@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
 def _judged(waited: float, took: float, buckets: int) -> str:
     """Return whether that is good: at best only the last bucket is waited for."""
     if waited <= 1.5 * took / buckets:
-        return "That is good: at most the last bucket, whose sum starts when the backward ends, should be waited for."
+        return "That is good: at most the last bucket, whose sum starts as the backward ends, should be waited for."
     return (
         f"At best all but the last of {buckets} buckets is: smaller ones (sync.bucket_mb=1) leave earlier. Sums also "
         "need cores beside those of the backwards."

@@ -23,6 +23,7 @@ from microp.device import probe_layers
 from microp.labs.typed import bar, flags_of, parser_of, say
 from microp.simulator import stage_bytes
 from microp.system import run_command
+from microp.terminal import counted
 
 GB = 1e9
 MEASURED_DIM = 256
@@ -61,9 +62,9 @@ def main(arguments: list[str] | None = None) -> None:
         "parameters, float32": weights,
         "gradients": weights,
         "Adam's two moments": 2 * weights,
-        f"activations, {options.rows} rows": activations(options.layers),
+        f"activations, {counted(options.rows, 'row')}": activations(options.layers),
     }
-    say(f"{options.parameters:,.0f} parameters: {options.layers} layers, each {dim:,.0f} wide\n")
+    say(f"{options.parameters:,.0f} parameters: {counted(options.layers, 'layer')}, each {dim:,.0f} wide\n")
     total, card = sum(kept.values()), options.card * GB
     for name, size in {**kept, "in all": total, "a card": card}.items():
         print(bar(f"{size / GB:8.2f} GB  {name:26} ", size, max(total, card)))
@@ -79,8 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
     fits = bisect_right(range(1, options.layers + 1), card, key=needs)
     cards = math.ceil(options.layers / fits)
     most = math.ceil(options.layers / cards)
-    count = f"{most} layer{'s' * (most > 1)} and {needs(most) / GB:.1f} GB"
-    say(f"Cut into stages of whole layers, training needs {cards} card{'s' * (cards > 1)}: at most {count} on each.")
+    count = f"{counted(most, 'layer')} and {needs(most) / GB:.1f} GB"
+    say(f"Cut into stages of whole layers, training needs {counted(cards, 'card')}: at most {count} on each.")
 
 
 if __name__ == "__main__":

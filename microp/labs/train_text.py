@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     say(f"\n{caption}")
     for line in text.split("\n"):
         print("\n".join(textwrap.wrap(line, screen().columns, drop_whitespace=False)))
-    print(curve)
+    print(f"{curve}: the loss of each step; sample.txt beside it: this text")
     return 0
 
 

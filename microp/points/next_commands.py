@@ -19,8 +19,12 @@ from microp.system import places, sweep_names
 from microp.terminal import console, out
 
 
-def print_next_commands(output: Path, tracking: TrackingSettings, rows: Sequence[PointRow], sweep: str | None) -> None:
-    """Print the commands, one per line, for the rows of what has finished; `sweep` is the experiment of several.
+def print_next_commands(
+    output: Path, tracking: TrackingSettings, rows: Sequence[PointRow], sweep: str | None, plan: Path = Path()
+) -> None:
+    """Print the commands, one per line, for the rows of what has finished.
+
+    `sweep` is the experiment of several, `plan` its folder.
 
     Drawn is the run with the smallest bubble of several ranks and microbatches, an undisturbed one if there is one.
     """
@@ -30,7 +34,7 @@ def print_next_commands(output: Path, tracking: TrackingSettings, rows: Sequence
         python, drawn = [*elsewhere, _program("python"), "-m"], min(rows, key=_dullness).folder
         if sweep is not None:
             is_stored = sweep in sweep_names() and (places.CHECKOUT / "analysis" / f"{sweep}.py").is_file()
-            place = str(output if is_stored else output / "sweeps")
+            place = str(output if is_stored else plan)
             asked = [f"analysis.{sweep if is_stored else 'sweep'}", *([] if place == "outputs" else [place])]
             commands.append(("answer", shlex.join([*python, *asked])))
         commands.append(("draw", shlex.join([*python, "analysis.timeline", str(drawn)])))

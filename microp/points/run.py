@@ -33,7 +33,7 @@ from microp.points.planned import Planned, experiment_of, planned
 from microp.points.slurm_sweep import slurm_sweep
 from microp.records import LockedError, SweepPlan, hold, plan_in, read_status, read_summary
 from microp.settings import SlurmSettings
-from microp.system import is_joined
+from microp.system import is_joined, see_interrupt
 from microp.terminal import Board, console
 
 board = Board()  # global, because Hydra creates the callback that shares it with `run_point`
@@ -49,6 +49,7 @@ def run_point(config: DictConfig) -> float:
     Raises:
         RunError: the point was not measured, and the sweeper needs to know that it failed.
     """
+    see_interrupt()
     if (folder := sweep_folder()) is not None:
         return _run_planned(config, plan_in(folder))
     asked = read_config(config)

@@ -182,7 +182,13 @@ class SweepCallback(PointsCallback):
             show_step(rows[0].folder, rows[0].summary)
         done = [row for row in rows if row.summary["status"] == "finished"]
         sweep = (experiment_of(config.hydra.job.config_name) or "") if self._plan else None
-        print_next_commands(Path(config.output_dir), self._tracking.reachable(), done, sweep)
+        print_next_commands(
+            Path(config.output_dir),
+            self._tracking.reachable(),
+            done,
+            sweep,
+            self._plan.folder if self._plan else Path(),
+        )
         texts = (lacks_profile(point.config, point.job) for point in self._points.values() if self._is_first)
         if hint := next(filter(None, texts), None):  # once in an output folder
             console.note(hint)

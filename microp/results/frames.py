@@ -186,21 +186,26 @@ class Store:
         self.rows, unreadable_runs = read_runs(outputs / "runs")
         self.plans, unreadable_plans = read_plans(outputs / "sweeps")
         self.unreadable = [*unreadable_runs, *unreadable_plans]
-        # the row of a run without a result has no schedule
-        self._finished = _finished([row for row in self.rows if not schedules or row.get("schedule") in schedules])
+        self._finished = _finished(self.rows)
 
     def runs(self, name: str | None = None) -> pd.DataFrame:
         """Return one row per finished run of the experiment `name`, or of all experiments without a name.
 
         The frame has neither rows nor columns if there are no runs.
         """
-        return self._finished.copy() if name is None else self.of({point.run_id for point in self.points(name)})
+        if name is None:
+            return self.of(None)
+        return self.of({point.run_id for point in self.points(name)}, with_alone=True)
 
-    def of(self, run_ids: set[str]) -> pd.DataFrame:
-        """Return the rows of these runs."""
-        if self._finished.empty:
-            return self._finished.copy()
-        return self._finished[self._finished["run_id"].isin(run_ids)].reset_index(drop=True)
+    def of(self, run_ids: set[str] | None, with_alone: bool = False) -> pd.DataFrame:
+        """Return the rows of these runs, None for all; `with_alone`: one process counts, whatever its schedule."""
+        rows = self._finished
+        if rows.empty or (run_ids is None and not self.schedules):
+            return rows.copy()
+        counts = rows["schedule"].isin(self.schedules or rows["schedule"])
+        counts |= with_alone & (rows["ranks"] == 1) & (rows["chunks"] == 1)
+        counts &= run_ids is None or rows["run_id"].isin(run_ids)
+        return rows[counts].reset_index(drop=True)
 
     def schedules_of(self, run_ids: Collection[str] | None = None) -> list[str]:
         """Return the schedules of the finished runs among these, or of all, also of those that do not count."""

@@ -27,13 +27,13 @@ from microp.results.swept import swept
 from microp.schedule.builders import V_SHAPED
 from microp.system import flatten
 
-NOISY = 1.3  # a ratio of disturbed times is one from here on
+NOISY = 1.5  # a ratio of disturbed times is one from here on
 LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
 BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
 LAUNCH = "repeat"
 _LENGTH = ("steps", "warmup_steps", LAUNCH)
 # What a pipeline and one process that answer the same question may differ in.
-_HOW = (*("schedule", "chunks", "ranks", "partition", "checkpointing", "engine", "sync", "comms"), *NOT_ASKED, *_LENGTH)
+HOW = (*("schedule", "chunks", "ranks", "partition", "checkpointing", "engine", "sync", "comms"), *NOT_ASKED, *_LENGTH)
 _TURNS = {("torch", "microp"): "engines", ("ddp", "torch_ddp"): "syncs"}  # ran in turn: where the summary has them
 
 
@@ -98,8 +98,9 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
     folders = {row.folder.parents[1] for row in rows}
     recorded = [row for runs in folders for run in runs.glob("*-m1-k1-*") for row in read_runs(run)[0]]
     known = {row.folder: row for row in (*rows, *map(recorded_point, recorded))}.values()
-    for runs in _alike((row for row in known if row.summary["status"] == "finished"), _HOW):
+    for runs in _alike((row for row in known if row.summary["status"] == "finished"), HOW):
         launches = [(_median_ms(own), own[0]) for own in _alike(runs, (*_LENGTH, *NOT_ASKED))]
+        is_single = len(launches) == len(runs)
         alone = [each for each in launches if each[1].config["chunks"] == _ranks(each[1]) == 1]
         pipelines = [each for each in launches if each[1].config["ranks"] > 1]
         if alone and pipelines and not unscaled(row.config for row in runs):
@@ -109,14 +110,14 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
             is_small = (one.disturbed or best.disturbed) and 1 / NOISY < alone_ms / best_ms < NOISY
             if is_small or alone_ms > best_ms * _ranks(best):  # more than as many times as there are ranks is noise
-                faster = "too noisy to say which is faster"
+                faster, is_single = "too noisy to say which is faster", False
             policy = best.config["checkpointing"]["name"]
             recomputes = f", checkpointing={policy}," if policy != one.config["checkpointing"]["name"] else ""
             yield (
                 f"one {what} takes {alone_ms:.4g} ms for this step{_mark(one)}; {best.summary['schedule']} with "
                 f"chunks={best.config['chunks']}{recomputes} on {_ranks(best)} ranks"
                 f"{', the fastest of these pipelines,' if len(pipelines) > 1 else ''} takes {best_ms:.4g} ms"
-                f"{_mark(best)}: {faster}"
+                f"{_mark(best)}: {faster}{', in one launch each' * is_single}"
             )
 
 

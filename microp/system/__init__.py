@@ -11,6 +11,7 @@ from microp.system.command_line import (
     redact_values,
     redact_words,
     run_command,
+    see_interrupt,
 )
 from microp.system.machine import (
     BYTES,

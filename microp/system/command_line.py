@@ -32,6 +32,20 @@ _SECRET = re.compile(_SAYS_SO, re.IGNORECASE)
 _INSIDE = re.compile(rf"([\w.]*{_SAYS_SO}[\w.]*\s*[:=]\s*)('[^']*'|\"[^\"]*\"|[^,}}\]\s]+)", re.IGNORECASE)
 
 
+_signals: list[int] = []  # those that were to end this command
+
+
+def _interrupt(number: int, _: object) -> None:
+    _signals.append(number)
+    raise KeyboardInterrupt
+
+
+def see_interrupt() -> None:
+    """Raise KeyboardInterrupt if a signal was to end this command; Python drops one that it raises in a destructor."""
+    if _signals:
+        raise KeyboardInterrupt
+
+
 def run_command(command: Callable[[], Any]) -> NoReturn:
     """Run a command and exit with the number that it returns, 0 if it returns something else, 130 after Ctrl-C.
 
@@ -41,9 +55,9 @@ def run_command(command: Callable[[], Any]) -> NoReturn:
     after `nohup`, still is; a rank of torchrun leaves them as they are, because it may wait in torch's C++ code.
     """
     atexit.register(gc.freeze)  # else Python looks for cycles in all of torch as it ends: a third of a second
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL and not is_joined():
-            signal.signal(number, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler) and not is_joined():
+            signal.signal(number, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the locale's encoding lacks is a question mark

@@ -144,8 +144,11 @@ def _spread(row: PointRow) -> str | None:
     return f"{_milliseconds(step['p10'])} - {_milliseconds(step['p90'])}" if step else None
 
 
+_FORMULAS = (("bubble", "closed_form"), ("predicted", "bubble"))  # of older summaries, some lack them
+
+
 def _formula(row: PointRow) -> str | None:
-    form, priced = row.summary["bubble"]["closed_form"], (row.summary.get("predicted") or {}).get("bubble")
+    form, priced = ((row.summary.get(key) or {}).get(name) for key, name in _FORMULAS)
     return f"~{priced:.3f}" if form is None and priced is not None else None if form is None else f"{form:.3f}"
 
 
@@ -224,7 +227,7 @@ _RESULTS = (
     Result("status", 95, _status, "", "finished"),
 )
 _LOOKS: dict[str, dict[str, Any]] = {
-    "disturbed": {"justify": "left", "style": "yellow", "shortest": 11},
+    "disturbed": {"justify": "left", "style": "yellow", "shortest": 12},
     "status": {"justify": "left"},
 }
 

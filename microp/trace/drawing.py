@@ -174,7 +174,7 @@ def keys(spans: Sequence[Span], sums: bool, numbers: str) -> list[Any]:
     if any(len({span.stage for span in row}) > 1 for row in _by_rank(spans).values()):
         entries.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
     if sums:
-        entries.append(Patch(color=REDUCTION, label="sum over the replicas"))
+        entries.append(Patch(color=REDUCTION, label="sum over replicas or copies"))
     return [*entries, *[Patch(color="none", label=numbers)] * bool(numbers)]
 
 

@@ -33,7 +33,7 @@ from microp.trace.spans import Span, Spans, as_spans, may_be_slices
 Line = list[Cells]
 LEAST = 20  # columns of time, however narrow the terminal
 MEANING = {
-    "predicted": "known before the run",
+    "predicted": "the whole step, known before the run; with the optimizer if its time is",
     "simulated": "with the given costs",
     "replayed": "simulated with the step's own median action times",
     "measured": "the last measured step",
@@ -107,7 +107,7 @@ def header(
     facts = []
     if predicted and predicted["step_ms"] is not None:
         step, bubble = predicted["step_ms"], predicted["bubble"]
-        facts.append(f"predicted {number(step)} ms with the optimizer, bubble {bubble:.3f}")
+        facts.append(f"predicted {number(step)} ms, bubble {bubble:.3f}")
     first: Any = None
     for panel in _panels(panels, sums):
         time, bubble = makespan(panel.spans), float(bubble_fraction(panel.spans))
@@ -175,7 +175,7 @@ def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[str | Li
     if IDLE in marks:
         yield [Cells(IDLE, "idle"), Cells(" idle")]
     if REDUCED in marks:
-        yield [Cells(REDUCED, "sum"), Cells(" sum over the replicas")]
+        yield [Cells(REDUCED, "sum"), Cells(" sum over replicas or copies")]
     if any(char.isdigit() for char in marks):
         name = "1F3: stage 1, " if has_several_stages(panels[0].spans) else "F3: "
         sliced = " (of microbatches in slices: slice 3 of all)" * may_be_slices(panels[0].spans)

@@ -139,7 +139,7 @@ def test_a_sweep_names_the_fastest_point_and_compares_it(tmp_path):
     assert said == (
         "Fastest of 2 points: 8 with 135 ms per step [132, 138], with a bubble of 0.111 [0.111, 0.111]; slowest: 2 "
         "with 180 ms per step [176, 184]. The two fastest compared: 8 is 25.0 % faster than 2 [25.0 %, 25.0 %], 3 "
-        "launches each. Least memory: 2, where the rank that holds most keeps 2.00 MiB of activations; most: 8 with "
+        "launches each. Least activations: 2, where the rank that holds most keeps 2.00 MiB; most: 8 with "
         "8.00 MiB. Brackets: ranges over up to 3 launches; behind a verdict, 95 % intervals."
     )
 
@@ -162,7 +162,7 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     assert "(spread too wide: 2 of 2): 8 with 135 ms per step [122, 148] (its spread is too wide), with" in said
     rows = own(tmp_path, (0.99, 1.0, 1.01), disturbed=True)
     two, eight = (rows[rows["chunks"] == chunks] for chunks in (2, 8))
-    assert versus("8", eight, "2", two) == "8 takes 135 ms, against 180 ms for 2 (disturbed)"
+    assert versus("8", eight, "2", two) == "8 takes 135 ms (disturbed), against 180 ms for 2 (disturbed)"
     assert versus("8", eight, "2", two.assign(disturbed=False)).startswith("8 is 25.0 % faster than 2")
 
 

@@ -47,10 +47,13 @@ def test_the_table_has_fractions_and_the_fit_finds_the_depth(tmp_path):
     assert (fractions[4], fractions[32]) == ("3/7", "3/35")
     [line] = drawn_m(store)["m-sensitivity-depth"].table.to_dict("records")
     assert (line["a"], line["b"], line["depth"], line["formula"]) == pytest.approx((45, 15, 4, 4))
-    few = drawn_m(Made(store.frame[store.frame["chunks"].isin((1, 4, 16))]))["m-sensitivity-depth"]
-    assert [label.get_text() for label in few.figure.axes[0].get_xticklabels()] == ["1", "4", "16"]
-    assert few.title == "Step time against M"
-    assert "No line is fitted" in few.caption
+    few = drawn_m(Made(store.frame[store.frame["chunks"].isin((1, 4, 16))]))
+    assert "m-sensitivity-depth" not in few  # no line is fitted
+    assert [label.get_text() for label in few["m-sensitivity-bubble"].figure.axes[0].get_xticklabels()] == [
+        "1",
+        "4",
+        "16",
+    ]
 
 
 def test_the_monolith_is_the_run_of_the_same_work(tmp_path):
@@ -260,10 +263,10 @@ def test_a_caption_has_bars_only_where_launches_repeat_and_equal_memory_is_told_
     assert markers(noisy.iloc[1:]) == "Markers: one launch each; 1 of 2 runs was disturbed."
     names, all_of_them = ["a", "b", "c"], "of activations in all of them"
     for mib, said in (
-        ([0.125, 0.125], f"the rank that holds most keeps 0.125 MiB {all_of_them}"),
+        ([0.125, 0.125], f"the rank that holds most keeps 128 KiB {all_of_them}"),
         ([48.0 / 1024, 48.1 / 1024], f"the rank that holds most keeps about 48.0 KiB {all_of_them}"),
-        ([0.125, 0.25], "; most: b with 0.250 MiB"),
-        ([0.125, 0.25, 0.25], "; most: c (and 1 more) with 0.250 MiB"),
+        ([0.125, 0.25], "; most: b with 256 KiB"),
+        ([0.125, 0.25, 0.25], "; most: c (and 1 more) with 256 KiB"),
     ):
         table = pd.DataFrame({"name": names[: len(mib)], "activation_mib": mib})
         assert said in least_memory(table, "name")[0]

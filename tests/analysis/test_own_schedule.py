@@ -25,7 +25,7 @@ SWEEPS = {  # name -> what is asked instead of the stored sweep's values
     ),
 }
 FIGURES = (
-    *(f"m-sensitivity-{what}" for what in ("speed-up", "bubble", "depth", "memory")),
+    *(f"m-sensitivity-{what}" for what in ("speed-up", "bubble", "memory")),
     *(f"partition-skew-{what}" for what in ("utilisation", "throughput", "position")),
     *(f"schedules-{what}" for what in ("compared", "pareto")),
     *("replayed-measured", "rank-time"),

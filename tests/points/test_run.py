@@ -120,7 +120,8 @@ def test_a_sweep(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"), [("m_sensitivity_quick", "analysis.m_sensitivity"), ("mine", "analysis.sweep outputs/sweeps")]
+    ("name", "answer"),
+    [("m_sensitivity_quick", "analysis.m_sensitivity"), ("mine", "analysis.sweep outputs/sweeps/mine")],
 )
 def test_after_a_sweep_come_the_command_that_answers_it_and_the_drawing_of_a_pipeline(name, answer, capsys):
     """Not of the last point, as naive on one rank; a sweep of one's own may have any name."""
@@ -130,7 +131,13 @@ def test_after_a_sweep_come_the_command_that_answers_it_and_the_drawing_of_a_pip
         return PointRow({}, [], summary, Path(words))
 
     rows = [ran("m4", 0.2), ran("m16", 0.1), ran("m1", 0.05, chunks=1), ran("k1", 0.0, ranks=1)]
-    print_next_commands(Path("outputs"), default_settings("tracking", "disabled"), rows, experiment_of(name))
+    print_next_commands(
+        Path("outputs"),
+        default_settings("tracking", "disabled"),
+        rows,
+        experiment_of(name),
+        Path("outputs/sweeps/mine"),
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" -m ")[2] for line in lines[-2:]] == [answer, "analysis.timeline m16"]
     assert [line.split()[0] for line in lines[1:]] == ["files", "answer", "draw"]

@@ -43,7 +43,7 @@ def test_the_measured_step_is_drawn_below_a_header_of_both(capsys):
     assert "replica" not in "".join(lines)
     assert "replica 0 of 2" in " ".join(shown(capsys, replicas=2)[:4])
     predicted = {"step_ms": 31.0, "bubble": 0.25, "peak_memory_mib": [1.0, 1.0]}
-    assert "predicted 31 ms with the optimizer," in shown(capsys, predicted=predicted)
+    assert "predicted 31 ms, bubble 0.250" in shown(capsys, predicted=predicted)
 
 
 @pytest.mark.parametrize(

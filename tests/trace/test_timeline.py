@@ -81,8 +81,8 @@ def test_only_the_header_tells_of_a_panel_that_is_not_drawn_and_of_a_prediction(
         assert meaning in "\n".join(lines)
     assert "predicted" not in "\n".join(lines)
     lines = drawn({"measured": spans}, scale=MILLISECONDS, predicted={"step_ms": 31.5, "bubble": 0.25})
-    assert lines[0].startswith("predicted 31.5 ms with the optimizer, bubble 0.250 · measured 30 ms, ")
-    assert "predicted: known before the run" in "\n".join(lines)
+    assert lines[0].startswith("predicted 31.5 ms, bubble 0.250 · measured 30 ms, ")
+    assert "predicted: the whole step, known before the run" in "\n".join(lines)
 
 
 def test_a_stage_is_named_where_a_rank_holds_several():
@@ -185,7 +185,7 @@ def test_sums_over_the_replicas_are_shown_where_the_rank_is_idle():
     assert any(line.endswith("36┘") for line in lines)
     short = drawn(spans, columns=9 + 30, sums={"simulated": [Reduction(1, 1, Fraction(251, 10), Fraction(252, 10))]})
     assert rank_rows(short)[1] == "····F0--F1--B0====B1====·R····"
-    assert "R sum over the replicas" in "\n".join(short)
+    assert "R sum over replicas or copies" in "\n".join(short)
     hidden = drawn(spans, columns=9 + 30, sums={"simulated": [Reduction(0, 0, 19, 20)]})
     assert REDUCED not in rank_rows(hidden)[0]
 
