@@ -19,7 +19,6 @@ class Made:
     def __init__(self, rows: list[dict[str, Any]] | pd.DataFrame) -> None:
         self.frame = pd.DataFrame(rows)
         self.rows: list[dict[str, Any]] = []
-        self.schedules: list[str] = []  # all count
         self.schedules = ()  # all
 
     def runs(self, name: str | None = None) -> pd.DataFrame:

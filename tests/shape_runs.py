@@ -87,18 +87,20 @@ def padded_text() -> settings.TextSettings:
 
 
 @cache
-def settings_of(name: str, dtype: str) -> OwnSettings:
-    """What a command makes of the shape. Raises RefusedError."""
+def settings_of(name: str, dtype: str) -> OwnSettings | RefusedError:
+    """What a command makes of the shape, in whatever case."""
     node = {"name": f"own_{name}", "builder": "shapes.build", "shape": name, "dtype": dtype}
     try:
         return own_model(node, AS_WRITTEN, DeviceSettings("cpu", 1))
     except ValueError as error:
-        raise RefusedError(str(error)) from error
+        return RefusedError(str(error))
 
 
 def job_of(name: str, case: Case) -> Job:
     """Raises RefusedError."""
     model = settings_of(name, case.dtype)
+    if isinstance(model, RefusedError):
+        raise model
     build: Callable[[int, int], Schedule] = getattr(builders, case.schedule)
     schedule = build(case.ranks, CHUNKS if case.ranks < 3 else 2 * case.ranks)
     given = {"model": model, "schedule": schedule, "data": padded_text(), "backend": "threads", "batch_size": ROWS}

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
+from warm import mode_reader
 
 from microp import run
 from microp.commands import ordering, planning, pricing, profiling
@@ -30,6 +32,7 @@ def type_in(folder: Path | None, line: str, patch: pytest.MonkeyPatch) -> int:
     words = [word.replace("␤", "\n") for word in shlex.split(line)]
     program = words.pop(0) if words and words[0] in PROGRAMS else "run"
     patch.setattr(sys, "argv", ["microp", *(["-cd", str(folder)] if folder else []), *words])
+    patch.setattr(Hydra, "get_mode", mode_reader(words))
     GlobalHydra.instance().clear()
     try:
         PROGRAMS[program]()

@@ -8,7 +8,7 @@
 A command and its server of ranks would import torch for two seconds each, and there are hundreds of commands. The
 forked process is what `python -m module` is to the command: its own folder, arguments, environment and output. The
 packages are there already, also for the ranks; what `terminal` reads of the environment when it is imported is read
-anew."""
+anew. Hydra composes a configuration twice, at first to read `hydra.mode`: once is enough where no word sets it."""
 
 import atexit
 import faulthandler
@@ -23,11 +23,14 @@ import sys
 import tempfile
 import traceback
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import process, resource_tracker
 from pathlib import Path
 
+from hydra._internal.hydra import Hydra
+
 LONGEST_S = 300  # a command that has not ended then hangs: it writes the stacks of its threads, and ends with code 1
+READ_MODE = Hydra.get_mode
 MAIN = multiprocessing.current_process()  # as it is to a process that a user starts
 WITHOUT_RANKS = ("analysis", "microp.import_trace", "microp.order", "microp.plan", "microp.runs", "microp.simulate")
 
@@ -100,7 +103,13 @@ def _become(module: str, arguments: list[str], folder: str, environment: dict[st
     except BaseException:
         traceback.print_exc()
         os._exit(1)
+    Hydra.get_mode = mode_reader(arguments)
     _run(module, arguments)
+
+
+def mode_reader(words: Sequence[str]) -> Callable[..., object]:
+    """What Hydra shall read its mode with: the default needs no configuration. A stored sweep may have another one."""
+    return READ_MODE if any(word.startswith(("-cn", "--config", "hydra")) for word in words) else lambda *_, **__: None
 
 
 def _open_consoles() -> None:

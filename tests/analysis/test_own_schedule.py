@@ -20,7 +20,7 @@ SWEEPS = {  # name -> what is asked instead of the stored sweep's values
         *("batch_size=16", "model.layers=12", "device.forward_ms=0.2", "device.backward_ms=0.4"),
     ),
     "schedules": (
-        *("repeat=0", "chunks=4,8", "schedule=mine,1f1b"),
+        *("repeat=0", "chunks=8", "schedule=mine,1f1b"),
         *("batch_size=16", "device.forward_ms=0.5", "device.backward_ms=1"),
     ),
 }

@@ -31,12 +31,19 @@ NEEDS = {  # what an option cannot do without; a path is not opened to compose
 }
 
 
-@pytest.mark.parametrize("option", [f"{path.parent.name}={path.stem}" for path in sorted(CONF.glob("*/*.yaml"))])
-def test_every_option_composes_and_names_itself(option):
-    group, _, name = option.partition("=")
-    node = getattr(config(option, *NEEDS.get(option, ["replicas=2"])), group)  # one replica sums nothing
-    said = node["name"] if isinstance(node, dict) else getattr(node, "name", None) or node.mode
-    assert said == ("offline" if option == "tracking=auto" else name)
+OPTIONS = [sorted(f"{group.name}={path.stem}" for path in group.glob("*.yaml")) for group in sorted(CONF.glob("*/"))]
+
+
+@pytest.mark.parametrize("turn", range(max(map(len, OPTIONS))))
+def test_every_option_composes_and_names_itself(turn):
+    """The options of all groups side by side, which takes a third of the compositions."""
+    chosen = [options[turn % len(options)] for options in OPTIONS]
+    composed = config("replicas=2", *chosen, *(word for option in chosen for word in NEEDS.get(option, [])))
+    for option in chosen:  # one replica sums nothing
+        group, _, name = option.partition("=")
+        node = getattr(composed, group)
+        said = node["name"] if isinstance(node, dict) else getattr(node, "name", None) or node.mode
+        assert said == ("offline" if option == "tracking=auto" else name)
 
 
 def test_defaults_are_those_of_the_readme(monkeypatch):

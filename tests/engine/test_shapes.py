@@ -1,7 +1,7 @@
 """Models as people write them train as in plain PyTorch, or are refused: in every schedule that divides, and in others.
 
-shapes x schedules x partitions x checkpointing x types x replicas; all but the first two take turns, so that each shape
-meets each of their combinations, and with `--whole` in each schedule.
+shapes x schedules x partitions x checkpointing x types x replicas: each shape meets each partition with each way of
+checkpointing, while schedules, types and replicas take turns over the shapes; with `--whole` all meet all.
 """
 
 from collections.abc import Iterator
@@ -19,16 +19,18 @@ NAMES = list(SHAPES)
 def cases(name: str, whole: bool) -> Iterator[Case]:
     """The cases of a shape, without those that a configuration refuses: changed buffers recomputed, or of replicas."""
     shape, place = SHAPES[name], NAMES.index(name)
-    modes, types = MODES[:1] if shape.changes_buffers else MODES, TYPES if shape.expect == "equal" else TYPES[:1]
+    types = TYPES if shape.expect == "equal" else TYPES[:1]
+    if not whole:
+        types = [types[place // 2 % len(types)]]  # to inspect a model takes longer than to train it
     syncs = () if shape.changes_buffers else SYNCS
-    ways = list(product(CUTS, modes, types))
+    ways = list(product(CUTS, MODES[:1] if shape.changes_buffers else MODES, types))
     if whole:
         for ranks, schedule, sync, way in product((2, 3), (*DIVIDED, *WHOLE), ("", *syncs), ways):
             if has_layers(schedule, ranks):
                 yield Case(schedule, *way, sync=sync, ranks=ranks)
     turns = islice(cycle(ways), place, None)
-    divided = (DIVIDED[0], DIVIDED[-1]) if shape.expect == "refused" or shape.is_slow else DIVIDED
-    for schedule in (*divided, WHOLE[place % 2]):
+    steps = (0, 3) if shape.expect == "refused" or shape.is_slow else (0, 3, 5)
+    for schedule in (*(DIVIDED[(place + step) % len(DIVIDED)] for step in steps), WHOLE[place % 2]):
         yield Case(schedule, *next(turns))
     if shape.expect != "refused" and syncs:
         where = (WHOLE[place // 2 % 2], "ddp") if place % 2 else (DIVIDED[place % len(DIVIDED)], list(SYNCS)[place % 3])

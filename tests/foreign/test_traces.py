@@ -168,7 +168,7 @@ def test_a_spoilt_trace_gives_a_line_or_the_right_bubble(traces, tmp_path):
     for name in names:
         files = written(tmp_path, [json.dumps(trace).encode() for trace in documents[name]])
         right[name] = {step: bubble_fraction(spans) for step, spans in read(files)[0].spans.items()}
-    for number in range(104):  # for two and for four ranks
+    for number in range(len(names) * len(SPOILT)):  # of two ranks and of four
         name, kind = names[number % len(names)], SPOILT[number // len(names) % len(SPOILT)]
         files = written(tmp_path, spoil(kind, documents[name], draw))
         try:

@@ -139,7 +139,7 @@ def make_traces(ranks: int, folder: Path, slower: float = 1.0, marks: Collection
     """Trace all of torch's schedules on this many gloo processes, below a folder, and an order that torch lacks."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "order.csv").write_text(to_torch_csv(zb_h1(ranks, 2 * ranks)))
-    mp.start_processes(_run, (ranks, folder, slower, marks), nprocs=ranks, start_method="spawn")
+    mp.start_processes(_run, (ranks, folder, slower, marks), nprocs=ranks, start_method="forkserver")
     return folder
 
 
