@@ -225,7 +225,9 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
             is_inside = inside.contains(box.xmin, box.ymin) and inside.contains(box.xmax, box.ymax)
             end = np.clip((left, low), box.min, box.max)
             length = float(np.hypot(*(end - (left, low)))) / gap
-            line = [Bbox.from_bounds(*at, 1, 1) for at in np.linspace((left, low), end, 20) if length > 2]
+            line = [
+                Bbox.from_bounds(across, up, 1, 1) for across, up in np.linspace((left, low), end, 20) if length > 2
+            ]
             line = line[int(30 / length) + 1 :] if line else []  # from the edge of the marker on
             if is_inside and not box.count_overlaps(taken) and not any(spot.count_overlaps(taken) for spot in line):
                 taken += [box, *line]

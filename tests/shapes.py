@@ -631,6 +631,10 @@ def mask_gradient(gradient: Tensor) -> Tensor:
     return gradient * torch.ones_like(gradient).tril()
 
 
+def halve_accumulated(weight: Tensor) -> None:
+    weight.grad.mul_(0.5)
+
+
 def mask_accumulated(weight: Tensor) -> None:
     weight.grad = weight.grad.tril()
 
@@ -659,6 +663,56 @@ twice(
     changed(dense, lambda made: made[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))),
     **refused("not linear"),
 )
+
+
+twice(
+    "larger_half_by_a_hook",  # twice the gradient gives twice the result, and yet two do not add up
+    changed(dense, lambda made: made[0].weight.register_hook(lambda each: each * (each.abs() > each.abs().median()))),
+    **refused("not linear"),
+)
+twice(
+    "scaled_after_a_gradient",  # with each microbatch anew
+    changed(dense, lambda made: made[0].weight.register_post_accumulate_grad_hook(halve_accumulated)),
+    **refused("not linear"),
+)
+
+
+@shape
+def hooks_beside_a_shared_activation() -> Layers:
+    """Weights of which only some are trained, in layers that share a module."""
+    layers, shared = [dense(), dense(), dense()], nn.Tanh()
+    for made in layers:
+        made[1] = shared
+        made[0].weight.register_hook(mask_gradient)
+    return stack(embedding(), *layers, head())
+
+
+@refuse("has a hook")
+def hook_on_a_shared_weight() -> Layers:
+    first, last = embedding(), nn.Linear(WIDTH, 256, bias=False)
+    last.weight = first.weight
+    first.weight.register_hook(lambda gradient: 0.5 * gradient)
+    return Layers([first, dense(), dense(), dense(), last], mean_error, CONTEXT, tied=True)
+
+
+@layer(refused("writes into its input"), fc=linear)
+def writes_unseen_into_its_input(own, x):
+    x.data.mul_(0.5)
+    return torch.tanh(own.fc(x))
+
+
+@refuse("with one buffer")
+def one_norm_in_two_layers() -> Layers:
+    norm = nn.BatchNorm1d(CONTEXT, affine=False)
+    layers = [embedding(), nn.Sequential(linear(), norm), nn.Sequential(linear(), norm), dense(), head()]
+    return Layers(layers, mean_error, CONTEXT, changes_buffers=True)
+
+
+@refuse("running_mean of layer 1")
+def reads_the_statistics_of_another_layer() -> Layers:
+    norm = nn.Sequential(nn.BatchNorm1d(CONTEXT))
+    last = Does(lambda own, x: own.fc(x - own.others[0][0].running_mean[:, None]), fc=head(), others=[norm])
+    return Layers([embedding(), norm, dense(), dense(), last], mean_error, CONTEXT, changes_buffers=True)
 
 
 @layer(fc=linear)

@@ -58,6 +58,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
     if not any(weight.requires_grad for layer in made.layers for weight in layer.parameters()):
         raise ValueError("no weight that is trained: set requires_grad of at least one")
     tied = _tied(made)
+    _check_buffers(made)
     layers = separated(made.layers, tied)
     fresh = or_none(deepcopy, list(layers))
     # 2. the layers, with two numbers of rows
@@ -69,6 +70,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
                 "let the first size be the rows, and the others not depend on them"
             )
     if few.is_real:
+        few.check_copies(list(made.layers))
         few.check_alone(few.many_rows()[0])
         if fresh is not None:
             few.check_first(fresh, more)
@@ -199,6 +201,18 @@ def _tied(made: Layers) -> tuple[TiedWeight, ...]:
     if made.tied and not tied:
         raise ValueError("tied=True, but no two layers with one weight: let them share it (head.weight = first.weight)")
     return tied
+
+
+def _check_buffers(made: Layers) -> None:
+    """Raise ValueError if layers share a buffer that their forwards change."""
+    owners: dict[int, int] = {}
+    for index, layer in enumerate(made.layers if made.changes_buffers else ()):
+        for name, buffer in layer.named_buffers():
+            if (other := owners.setdefault(id(buffer), index)) != index:
+                raise ValueError(
+                    f"layers {other} and {index} with one buffer ({name}), which forwards change: on two ranks "
+                    "it would become two, so give each layer its own"
+                )
 
 
 def _kinds(layers: Sequence[nn.Module], entered: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

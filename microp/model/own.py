@@ -176,9 +176,19 @@ def separated(layers: Iterable[nn.Module], tied: Iterable[TiedWeight]) -> list[n
     known, apart = set[nn.Module](), []
     for index, layer in enumerate(layers):
         modules = set(layer.modules())
-        apart.append(layer if index not in copied and modules.isdisjoint(known) else copy.deepcopy(layer))
+        apart.append(copy.deepcopy(layer) if index in copied else _without(layer, known))
         known |= modules
     return apart
+
+
+def _without(module: nn.Module, known: set[nn.Module]) -> nn.Module:
+    """Return a module with copies of those that are known; others stay, as copied weights lose their hooks."""
+    if module in known:
+        return copy.deepcopy(module)
+    for name, inside in list(module.named_children()):
+        if (own := _without(inside, known)) is not inside:
+            setattr(module, name, own)
+    return module
 
 
 def code_of(function: Callable[..., Any]) -> str:

@@ -32,6 +32,7 @@ MOST = 4_000_000  # numbers in a tensor for a trial
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}  # of two results that must be equal; of lower types:
 COARSE = 0.02
 _TRIES = 16  # forwards of a layer that must make the same: half of them may draw the same by chance
+_SAME = 16  # equal rows
 _TRY_S = 1.0  # seconds that all layers may take for that
 
 
@@ -60,7 +61,7 @@ class Trial:
             given = " (or the data: let them return what it takes)" if not index and self._made.data is not None else ""
             y = tried(partial(layer, entered), what, f"make them fit{given}")
         # 2. what it writes
-        if entered._version != version:
+        if entered._version != version or place_of(entered) in seen.written:
             raise ValueError(
                 f"{name}, which writes into its input, from which a recomputation starts: let it make a new tensor"
             )
@@ -127,11 +128,16 @@ class Trial:
         read = [tensor for tensor in chain(seen.weights, leaves) if id(tensor) not in seen.made]
         read += [weight for weight in weights_of(self._layers) if place_of(weight) in seen.memory]  # also by their data
         foreign = [tensor for tensor in read if tensor.requires_grad and tensor not in own]
+        if self._made.changes_buffers:  # else they are the same on each rank
+            others = [
+                buffer for layer in self._layers if layer is not self._layers[index] for buffer in layer.buffers()
+            ]
+            foreign += [buffer for buffer in others if place_of(buffer) in seen.memory]
         if foreign:
             raise ValueError(
                 f"{layer_text(self._layers, index)}, which reads {owner_text(self._layers, foreign[0])}: on another "
-                "rank it would read a copy that nobody trains, so give the layer a weight of its own, or let both own "
-                "it (self.weight = other.weight) with Layers(..., tied=True)"
+                "rank it would read a copy that nobody trains, so give the layer its own, or let both own a weight "
+                "(self.weight = other.weight) with Layers(..., tied=True)"
             )
 
     def _check_same(self, layer: nn.Module, name: str, x: Tensor, y: Tensor) -> None:
@@ -149,6 +155,27 @@ class Trial:
                 )
             if turn and perf_counter() > end:
                 break
+
+    def check_copies(self, originals: Sequence[nn.Module]) -> None:
+        """Raise ValueError if a layer that was copied, as it shares weights, has other gradients than the original."""
+        for index, (layer, original) in enumerate(zip(self._layers, originals, strict=True)):
+            if layer is original or not self.outputs[index].requires_grad:
+                continue
+            x, gradient, made = (
+                self.outputs[index - 1] if index else self.inputs,
+                random_gradient(self.outputs[index]),
+                [],
+            )
+            for each in (layer, original):
+                with seeded(0):
+                    each(entering(x)[1]).backward(gradient)
+                made.append([weight.grad for weight in each.parameters()])
+                each.zero_grad()
+            if not all(one is other or are_equal(one, other) for one, other in zip(*made, strict=True)):
+                raise ValueError(
+                    f"{layer_text(self._layers, index)}, which shares a weight that has a hook: each layer gets a copy "
+                    "of its own, without the hook, so register none on weights that layers share"
+                )
 
     def check_alone(self, inputs: Tensor) -> None:
         """Raise ValueError if a layer makes something else when other layers have been given another input since."""
@@ -200,13 +227,31 @@ class Trial:
         """Return the layers of which rows, or their gradients, depend on the rows beside them."""
         mixing = []
         for index, (layer, x) in enumerate(zip(self._layers, [self.inputs, *self.outputs], strict=False)):
+            training = [module for module in layer.modules() if module.training]
             if index in self.random:
-                continue
-            gradient = random_gradient(self.outputs[index])
-            whole, fewer = _both_ways(layer, x, gradient), _both_ways(layer, x[:-1], gradient[:-1])
-            if not all(_are_near(some, rows[:-1]) for some, rows in zip(fewer, whole, strict=True)):
+                layer.eval()  # without dropout
+            if _mixes(layer, x, self.outputs[index]):
                 mixing.append(index)
+            for module in training:
+                module.training = True
         return mixing
+
+
+def _mixes(layer: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Return whether rows of a layer, or their gradients, depend on the rows beside them; not if it draws numbers."""
+    drawn = []
+    for seed in (0, 1):
+        with seeded(seed):
+            drawn.append(or_none(layer, entering(x)[1]))
+    if drawn[0] is None or not are_equal(*drawn):
+        return False
+    # without the last row, and behind many copies of a row, which may fill what a layer keeps for it
+    for some, rows in ((x, slice(0, -1)), (torch.cat([x[:1]] * _SAME), slice(-2, None))):
+        gradient = random_gradient(torch.cat([y] * _SAME)[: len(some)])
+        whole, fewer = _both_ways(layer, some, gradient), _both_ways(layer, some[rows], gradient[rows])
+        if not all(_are_near(one, other[rows]) for one, other in zip(fewer, whole, strict=True)):
+            return True
+    return False
 
 
 def _are_near(some: Tensor, rows: Tensor) -> bool:
@@ -259,22 +304,34 @@ def _check_backward(layer: nn.Module, name: str, leaf: Tensor, y: Tensor) -> Non
     """Raise ValueError if the backward depends on more than the gradient, or not linearly on it."""
     if not y.requires_grad:
         return
-    gradients = []
-    with seeded(0) as draws:
-        for factor in (1, 2):
-            backward = partial(y.backward, factor * random_gradient(y), retain_graph=True)
+
+    def gradients(*given: Tensor) -> list[Tensor]:
+        for each in given:
+            backward = partial(y.backward, each.clone(), retain_graph=True)  # gradients may be views of it
             tried(backward, f"{name}, whose backward fails", "make it work")
-            gradients.append([tensor.grad for tensor in (leaf, *layer.parameters()) if tensor.grad is not None])
-            leaf.grad = None
-            layer.zero_grad()
+        made = [tensor.grad for tensor in (leaf, *layer.parameters()) if tensor.grad is not None]
+        leaf.grad = None
+        layer.zero_grad()
+        return made
+
+    one = random_gradient(y)
+    other = one.flip(0)
+    with seeded(0) as draws:
+        alone, double = gradients(one), gradients(2 * one)
+        second, after, both = gradients(other), gradients(one, other), gradients(one + other)
     if draws():
         raise ValueError(f"{name}, whose backward draws random numbers: draw them in the forward")
-    if any(gradient.is_sparse for gradient in gradients[0]):
+    if any(gradient.is_sparse for gradient in alone):
         raise ValueError(f"{name}, which makes sparse gradients: the optimizers take dense ones, use sparse=False")
-    if not all(are_equal(2 * single, double, size_of(double)) for single, double in zip(*gradients, strict=True)):
+    is_linear = all(are_equal(2 * single, twice, size_of(twice)) for single, twice in zip(alone, double, strict=True))
+    rounding = max(map(size_of, (*alone, one))) * TOLERANCE.get(y.dtype, COARSE)  # of a sum that is 0
+    for parts in zip(alone, second, after, both, strict=True):
+        first, added = parts[0] + parts[1], rounding + COARSE * max(map(size_of, parts))  # a layer may round inside
+        is_linear &= all(torch.allclose(each, first, rtol=0, atol=added, equal_nan=True) for each in parts[2:])
+    if not is_linear:
         raise ValueError(
             f"{name}, whose backward is not linear in the gradient that it is given, for example because a hook or "
-            "a Function clips it: the gradients of microbatches would not add up to the batch's"
+            "a Function clips or scales it: the gradients of microbatches would not add up to the batch's"
         )
 
 
@@ -314,7 +371,7 @@ def weights_of(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
 def owner_text(layers: Sequence[nn.Module], weight: Tensor) -> str:
     """Return which weight this is: that of a layer, or of none of them."""
     for index, layer in enumerate(layers):
-        for name, parameter in layer.named_parameters():
+        for name, parameter in (*layer.named_parameters(), *layer.named_buffers()):
             if parameter is weight:
                 return f"{name} of {layer_text(layers, index)}"
     return f"a tensor {list(weight.shape)} with a gradient that is no weight of a layer"
