@@ -69,6 +69,8 @@ def run_command(command: Callable[[], Any]) -> NoReturn:
         code = _INTERRUPTED
     except BrokenPipeError:
         code = leave_reader()
+    finally:
+        _signals.clear()
     sys.exit(code if isinstance(code, int) else 0)
 
 
