@@ -167,5 +167,6 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
                 lost = list(regrets(own, name).values())
                 worth = {"tau": kendall(own, name), "regret": median(lost) if lost else None}
                 about = {"kind": kind, "forecast": name, "doubts": doubts(own, "measured")}
+                about["hollow"] = own["measured.wide"].mean() > 0.5
                 rows.append({**about, **found, **worth})
     return pd.DataFrame(rows)

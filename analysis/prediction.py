@@ -110,14 +110,16 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
     if known["regret"].notna().any():
         text += " Regret: how much longer the configuration of least predicted time took than the fastest one."
     figure, axes = plot.panels(2, 3.2)
-    table = table.drop(columns="disturbed")
     scatter(axes[0], table.assign(hollow=table["measured.wide"]), "group", "measured", "predicted", "step")
     known = known.assign(shown=(100 * known["median"]).clip(lower=SMALLEST))
     kinds = looks.looks(sorted(known["kind"].unique()))
     for number, (kind, look) in enumerate(kinds.items()):
         own = known[known["kind"] == kind]
         at = [FORECASTS.index(name) + 0.15 * number for name in own["forecast"]]
-        axes[1].plot(own["shown"], at, look.marker, color=look.colour, label=f"error, {kind}")
+        fill = (
+            "none" if own["hollow"].all() else "full"
+        )  # more than half of the configurations are disturbed or too wide
+        axes[1].plot(own["shown"], at, look.marker, color=look.colour, label=f"error, {kind}", fillstyle=fill)
     scales.logarithmic(axes[1].xaxis, known["shown"])
     scales.name_rows(axes[1], list(FORECASTS))
     plot.titled(axes[1], x="median error, %", own=True)

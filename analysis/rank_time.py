@@ -105,7 +105,7 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
             name = fitting.shortened(schedule, plot.WIDTH / 2)
             panels[f"{name}{doubt}"], sums[f"{name}{doubt}"] = spans, step.sums["measured"]
             numbers = {"ms": float(makespan(spans)) / 1e6, "bubble": float(bubble_fraction(spans))}
-            lines.append({"schedule": name, **numbers})
+            lines.append({"schedule": name, **numbers, "disturbed": bool(rows[schedule]["disturbed"])})
     if len(panels) < 2 or sum(map(len, panels.values())) > DRAWN:
         return []
     first, ranks = own.iloc[0], int(own["ranks"].iloc[0])
@@ -270,7 +270,7 @@ def kind_ms(row: Any, kind: str) -> list[float]:
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one row per question and rank, in milliseconds, with all keys in which questions differ."""
-    usual = ("schedule", "chunks", "ranks", "device", "model", "checkpointing", "run_id")
+    usual = ("schedule", "chunks", "ranks", "device", "model", "checkpointing", "run_id", "disturbed")
     keys = [key for key in differing(rows) if key not in (*IN_EVERY_TITLE, "schedule.name")]
     lines = [
         {

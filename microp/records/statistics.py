@@ -58,7 +58,7 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     Returns:
         the columns `by`; for each value its median under its own name, with `<value>.low`, `<value>.high` and
         `<value>.wide`: not to be relied on, because it spreads too widely or was disturbed (memory is exact, and never
-        is); `launches`; and `disturbed` if `rows` has it, of any launch.
+        is); `launches`; and `disturbed` if `rows` has it: of half of the launches or more, as a median passes over fewer.
     """
     import pandas as pd
 
@@ -68,7 +68,7 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
         p10, typical, p90 = (launches[name].astype(float) if has_steps else pd.Series(dtype=float) for name in _STEPS)
         spread = ((p90 - p10) / typical).median()
         point = {**dict(zip(by, name, strict=True)), "launches": len(launches)}
-        disturbed = "disturbed" in rows and bool(launches["disturbed"].any())
+        disturbed = "disturbed" in rows and bool(launches["disturbed"].mean() >= 0.5)
         point |= {"disturbed": disturbed} if "disturbed" in rows else {}
         for value in values:
             known = launches[value].astype(float).dropna()
