@@ -200,5 +200,5 @@ def peaks_of(job: Job) -> tuple[list[float], list[float]]:
 
 def own_job(model: OwnSettings, **changes) -> Job:
     schedule = changes.pop("schedule", gpipe(2, 3))
-    partition = changes.pop("partition", uniform(model.layers, schedule.stages))
+    partition = changes.pop("partition", uniform(model.layers, schedule.depth))
     return small_job(schedule=schedule, model=model, partition=partition, **changes)
