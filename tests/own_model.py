@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from conftest import small_job
 from shapes import Does
 from threads import in_threads
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from microp.config.prediction import layer_memory
 from microp.job import Job
@@ -147,6 +148,14 @@ def partly_frozen(frozen: int = 3, stop: int = 6, dtype: str = "float32") -> Lay
     return Layers(layers, of_all, 4)
 
 
+def entered_again() -> Layers:
+    """A reentrant checkpoint uses a module twice: in a backward the gradients of its weights arrive twice."""
+    made, again = mixed("float64"), partial(checkpoint, use_reentrant=True)
+    inner = nn.Linear(8, 8, dtype=torch.float64)
+    made.layers[-2] = Does(lambda own, x: again(own.inner, again(own.inner, x)), inner=inner)
+    return made
+
+
 def with_layer(place: int, layer: nn.Module) -> Layers:
     made = mixed()
     made.layers[place] = layer
@@ -200,5 +209,5 @@ def peaks_of(job: Job) -> tuple[list[float], list[float]]:
 
 def own_job(model: OwnSettings, **changes) -> Job:
     schedule = changes.pop("schedule", gpipe(2, 3))
-    partition = changes.pop("partition", uniform(model.layers, schedule.stages))
+    partition = changes.pop("partition", uniform(model.layers, schedule.depth))
     return small_job(schedule=schedule, model=model, partition=partition, **changes)

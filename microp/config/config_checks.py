@@ -226,6 +226,11 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
             f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} ties weights, "
             "whose gradients are summed otherwise: use weights that are not tied, or a schedule without copies"
         )
+    if schedule.copies > 1 and isinstance(config.model, OwnSettings) and config.model.facts.changes_buffers:
+        problems.append(
+            f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} changes "
+            "buffers in its forward, which differ between copies: use a schedule without copies, for example 1f1b"
+        )
     if schedule.copies > 1 and config.engine.name == "compare":
         problems.append(
             f"engine=compare has neither torch nor a limit beside schedule={config.schedule['name']}, which has copies "

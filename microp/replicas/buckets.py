@@ -100,11 +100,15 @@ class Buckets:
     def expect_last(self) -> None:
         """Expect the last gradient of each parameter from now on."""
         self._next = 0
-        self._taken.clear()
         for bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
+            bucket.missing, bucket.sum = len(bucket.parameters), None
 
     def _arrived(self, bucket: Bucket, parameter: nn.Parameter) -> None:
+        if parameter in self._taken and bucket.sum is not None:
+            raise ValueError(
+                f"the gradient of a weight {list(parameter.shape)} arrived again after its sum over the replicas had "
+                "started, as with a reentrant checkpoint in which a module is used several times: use sync=flat"
+            )
         if self._next == len(self._buckets) or parameter in self._taken:
             return
         self._take(bucket, parameter)
@@ -124,6 +128,7 @@ class Buckets:
                 if parameter not in self._taken:
                     self._take(bucket, parameter)
             self._start_next()
+        self._taken.clear()
 
     def _start_next(self) -> None:
         bucket, start = self._buckets[self._next], self._starts[self._next]

@@ -10,7 +10,7 @@
              rank 2   head ─────── gradient ─┘ └─► embedding + head ─► optimizer
 
 Each rank makes its own layers. A model's function that draws numbers from a source that has no seed gives each rank
-other weights; each replica would train a model of its own, and their gradients would be summed all the same.
+other weights; each replica, or copy, would train a model of its own, and their gradients would be summed all the same.
 
 Each layer has a copy of a tied weight. All copies get the same sum of gradients, added up in the order of the layers:
 they stay equal bit for bit, and the sum does not depend on the partition. (`microp.replicas` sums over replicas.)
@@ -38,15 +38,16 @@ def check_equal_weights(job: Job, layers: Mapping[int, nn.Module], comms: Comms)
     """Compare the weights and the buffers of this rank's layers, by their index, with the other ranks'.
 
     Raises:
-        ValueError: replicas, or the copies of a tied weight, differ; all ranks raise the same.
+        ValueError: replicas, or copies of the model or of a tied weight, differ; all ranks raise the same.
     """
     tied = {copy: copies for copies in job.model.tied_weights for copy in copies}
-    if job.replicas == 1 and not tied:
+    has_copies = job.replicas > 1 or job.schedule.copies > 1
+    if not has_copies and not tied:
         return
     mine = []
     for index, layer in layers.items():
         for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
-            if job.replicas > 1 or (index, name) in tied:
+            if has_copies or (index, name) in tied:
                 mine.append((index, name, _checksum(tensor)))
     first: dict[tuple[int, str], tuple[int, str]] = {}  # weight -> checksum and place of its first copy
     for rank, weights in enumerate(comms.gather_all(mine)):

@@ -10,10 +10,11 @@ import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from drawn import defined
 from one_process import assert_near, by_one_process
-from own_model import chosen, mixed, settings_of
+from own_model import chosen, entered_again, mixed, settings_of
 from threads import in_threads
 
 from microp.comms import thread_comms
+from microp.engine import ActionError
 from microp.schedule import Partition, skewed, uniform
 from microp.schedule import builders as schedules
 from microp.settings import BucketSettings, SyncSettings
@@ -98,6 +99,19 @@ def test_a_weight_that_nobody_uses_has_no_gradient(sync):
         assert sum(map(len, by_one_process(job)[1])) < 3 * 3 + 2  # some expert has no gradient
         everyone = thread_comms(job.ranks, 20, job.replicas)
         check(job, in_threads(everyone, partial(training.train_replica, job)))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # where a trial has no graph
+@pytest.mark.parametrize("sync", [BucketSettings("ddp", "library", 0.0001, 0.0001), SYNCS["flat"]])
+def test_a_gradient_that_arrives_again_after_its_sum_has_started_ends_the_step(sync):
+    given = {"model": settings_of(entered_again), "cut": uniform, "batch_size": ROWS, "replicas": 2}
+    job = small_job(schedule=schedules.gpipe(1, 3), sync=sync, **given)
+    trained = partial(in_threads, thread_comms(1, 20, 2), partial(training.train_replica, job))
+    if sync.name == "flat":
+        check(job, trained())
+    else:
+        with pytest.raises(ActionError, match="0B2, step 0: the gradient .* arrived again .* use sync=flat"):
+            trained()
 
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(1, 2), (2, 2), (2, 3)])

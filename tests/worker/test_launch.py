@@ -18,7 +18,7 @@ from user import until
 
 from microp.comms.waiting import is_alive
 from microp.records import WriteError
-from microp.schedule.builders import gpipe
+from microp.schedule.builders import chimera, gpipe
 from microp.settings import BucketSettings, EngineSettings
 from microp.worker import RankError, launch, launch_ranks, run_threads
 
@@ -92,19 +92,22 @@ def test_a_launch_listens_on_loopback_only_and_unpickles_nothing(backend, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("keys", "ranks", "replicas", "said"),
+    ("keys", "schedule", "replicas", "said"),
     [
-        ({}, 1, 2, ("bias of layer 1 on rank 1", "bias of layer 1 on rank 0")),
-        ({}, 2, 3, ("bias of layer 1 on rank 2", "bias of layer 1 on rank 0")),
-        ({"buffer": True}, 1, 2, ("table of layer 1 on rank 1", "table of layer 1 on rank 0")),
-        ({"tied": True}, 3, 1, ("weight of layer 2 on rank 2", "weight of layer 0 on rank 0")),
-        ({"tied": True}, 1, 1, None),
-        ({}, 3, 1, None),
+        ({}, gpipe(1, 3), 2, ("bias of layer 1 on rank 1", "bias of layer 1 on rank 0")),
+        ({}, gpipe(2, 3), 3, ("bias of layer 1 on rank 2", "bias of layer 1 on rank 0")),
+        ({}, chimera(2, 2), 1, ("bias of layer 1 on rank 1", "bias of layer 1 on rank 0")),
+        ({"buffer": True}, gpipe(1, 3), 2, ("table of layer 1 on rank 1", "table of layer 1 on rank 0")),
+        ({"tied": True}, gpipe(3, 3), 1, ("weight of layer 2 on rank 2", "weight of layer 0 on rank 0")),
+        ({"tied": True}, gpipe(1, 3), 1, None),
+        ({}, gpipe(3, 3), 1, None),
     ],
 )
-def test_a_model_function_that_is_not_deterministic_is_refused_where_it_matters(keys, ranks, replicas, said, tmp_path):
+def test_a_model_function_that_is_not_deterministic_is_refused_where_it_matters(
+    keys, schedule, replicas, said, tmp_path
+):
     settings = own_model.settings_of(own_model.unseeded, **keys)
-    job = own_model.own_job(settings, schedule=gpipe(ranks, 3), replicas=replicas, backend="threads")
+    job = own_model.own_job(settings, schedule=schedule, replicas=replicas, backend="threads")
     if said is None:
         run_threads(job, tmp_path)
         return
