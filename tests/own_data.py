@@ -53,6 +53,20 @@ def regression() -> Layers:
     return Layers(layers, F.mse_loss, data=noise)
 
 
+def shuffled_later() -> Layers:
+    """Each rank would have an order of its own in every step but the first."""
+    orders: dict[tuple[int, int], Tensor] = {}
+
+    def rows_in_order(step: int, rows: int) -> tuple[Tensor, Tensor]:
+        numbers = torch.arange(6.0 * rows).view(rows, 6) / 100
+        if step:
+            order = torch.from_numpy(np.random.default_rng().permutation(rows))
+            numbers = numbers[orders.setdefault((step, rows), order)]
+        return numbers, numbers.sum(1, keepdim=True)
+
+    return replace(regression(), data=rows_in_order)
+
+
 def drawn_anew() -> Layers:
     """Each rank would have a data set of its own."""
     numbers = torch.from_numpy(np.random.default_rng().standard_normal((50, 6), np.float32))

@@ -58,7 +58,7 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     Returns:
         the columns `by`; for each value its median under its own name, with `<value>.low`, `<value>.high` and
         `<value>.wide`: not to be relied on, because it spreads too widely or was disturbed (memory is exact, and never
-        is); `launches`; and `disturbed` if `rows` has it: of half of the launches or more, as a median passes over fewer.
+        is); `launches`; and `disturbed` if `rows` has it, of half of the launches: a median passes over fewer.
     """
     import pandas as pd
 

@@ -22,6 +22,7 @@ from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
 from microp.job import Job
 from microp.model import Model, Stage, open_batches
 from microp.settings import AdamSettings, OptimizerSettings, SgdSettings
+from microp.worker.shared_weights import checksum_of
 
 PAUSE_S = 0.2  # between two meetings of ranks that compile
 
@@ -106,14 +107,15 @@ class BatchLoader:
             for ends, (shape, dtype) in zip(job.schedule.ends, job.model.row_forms, strict=True)
         ]
         self.inputs, self.targets = (None if held is None else job.units_of(held) for held in self._held)
-
-    def drawn(self, step: int) -> tuple[Tensor, Tensor] | None:
-        """Return the inputs and the targets of a step's whole batch; None on a rank that needs neither."""
-        return self._batches(step) if self.inputs or self.targets else None
+        self.has_own = model.data is not None
+        self.checksums: list[int] | None = None  # of the whole batch, if it is of the model's own data
 
     def load(self, step: int) -> None:
-        """Load the batch of a step in place of the last one."""
-        for held, drawn in zip(self._held, self.drawn(step) or (), strict=False):
+        """Load the batch of a step in place of the last one; a rank that needs neither part draws none."""
+        batch = self._batches(step) if self.inputs or self.targets else ()
+        if batch and self.has_own:
+            self.checksums = [checksum_of(tensor) for tensor in batch]
+        for held, drawn in zip(self._held, batch, strict=False):
             if held is not None:
                 held.copy_(drawn[self._rows])
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -48,7 +48,7 @@ def check_equal_weights(job: Job, layers: Mapping[int, nn.Module], comms: Comms)
     for index, layer in layers.items():
         for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
             if has_copies or (index, name) in tied:
-                mine.append((index, name, _checksum(tensor)))
+                mine.append((index, name, checksum_of(tensor)))
     first: dict[tuple[int, str], tuple[int, str]] = {}  # weight -> checksum and place of its first copy
     for rank, weights in enumerate(comms.gather_all(mine)):
         for index, name, checksum in weights:
@@ -62,26 +62,25 @@ def check_equal_weights(job: Job, layers: Mapping[int, nn.Module], comms: Comms)
                 )
 
 
-def check_equal_data(batch: tuple[Tensor, Tensor] | None, comms: Comms) -> None:
-    """Compare the first batch of a model's own data, where this rank draws one, with the other ranks'.
+def check_equal_data(found: Sequence[list[int] | None], step: int) -> None:
+    """Compare the checksums of a step's batch of a model's own data, one of each rank that draws it.
 
     One rank takes the inputs of a batch and another one its targets: of two data sets they would not belong together.
 
     Raises:
         ValueError: they differ; all ranks raise the same.
     """
-    found = comms.gather_all(None if batch is None else [_checksum(tensor) for tensor in batch])
     known = {rank: checksums for rank, checksums in enumerate(found) if checksums is not None}
     first, *others = known
     for rank in others:
         if known[rank] != known[first]:
             raise ValueError(
-                f"rank {rank} began with other data than rank {first}: the model's function must give the same data "
-                "each time, so draw random numbers from torch, random or numpy.random, which are seeded for it"
+                f"rank {rank} has other data than rank {first} in step {step}: the model's function must give the same "
+                "data each time, so draw random numbers from torch, random or numpy.random, which are seeded for it"
             )
 
 
-def _checksum(tensor: Tensor) -> int:
+def checksum_of(tensor: Tensor) -> int:
     bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return zlib.crc32(bits.numpy().data)
 

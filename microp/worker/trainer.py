@@ -53,8 +53,6 @@ class Trainer:
         # 2. connect them with those of other ranks
         self._at(Place.CONNECTING)
         check_equal_weights(job, self.layers, comms)
-        if isinstance(job.model, OwnSettings) and job.model.facts.rows:
-            check_equal_data(self._loader.drawn(job.first_step), comms)
         layers = {index: stage.layers for index, stage in self.stages.items()}
         divided = {stage for stage, _ in job.schedule.input_gradients}
         self.sync = open_sync(job.sync, layers, divided, comms, device)
@@ -84,11 +82,20 @@ class Trainer:
         }
 
     def load(self, step: int) -> None:
-        """Discard the last step's gradients, load the step's batch, and wait for the other ranks."""
+        """Discard the last step's gradients, load the step's batch, and wait for the other ranks.
+
+        Raises:
+            ValueError: another rank has drawn another batch of the model's own data.
+        """
         self._at(Place.LOADING, step)
         self.sync.clear(step)
         self._load_batch(step)
         self._at(Place.BARRIER)
+        if self._loader.has_own:
+            checksums = self._comms.gather_all(self._loader.checksums)
+            self._at(Place.LOADING)
+            check_equal_data(checksums, step)
+            self._at(Place.BARRIER)
         self._comms.barrier()
         self._at(Place.STEPPING)
         self._device.prepare_step()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import CHECKPOINTING
 from one_process import assert_equal, by_processes, by_threads
-from own_data import Items, drawn_anew, few_images, image, images, regression
+from own_data import Items, drawn_anew, few_images, image, images, regression, shuffled_later
 from own_model import own_job, settings_of
 from torch import nn
 
@@ -57,10 +57,12 @@ def test_what_a_rank_holds_of_them_is_counted():
     assert [tensor.shape[0] for tensor in build_model(settings).some_rows(5)] == [5, 5]
 
 
-def test_ranks_with_other_data_end_before_the_first_step():
+@pytest.mark.parametrize(("model", "step"), [(drawn_anew, 0), (shuffled_later, 1)])
+def test_ranks_with_other_data_end_before_the_step(model, step):
     """Inputs of one data set and targets of another would train, and wrongly."""
-    job = own_job(settings_of(drawn_anew), schedule=gpipe(2, 2), backend="threads")
-    with pytest.raises(ValueError, match="rank 1 began with other data than rank 0: the model's function must give"):
+    job = own_job(settings_of(model), schedule=gpipe(2, 2), backend="threads")
+    said = f"rank 1 has other data than rank 0 in step {step}: the model's function must give the same data"
+    with pytest.raises(ValueError, match=said):
         by_threads(job)
 
 
