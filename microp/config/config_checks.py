@@ -120,6 +120,8 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
     is_own = isinstance(model, OwnSettings)
     buffers = isinstance(model, OwnSettings) and model.facts.changes_buffers
     changes = f"model={model.name} changes buffers in its forward"
+    lost = model.facts.unsaved if isinstance(model, OwnSettings) else ()
+    goes_on = [f"snapshot.{key}" for key in ("every", "resume", "path") if getattr(config.snapshot, key)]
     policy = f"checkpointing={config.checkpointing.name}"
     layers = f"the layers of model={model.name}" if is_own else f"model.layers={model.layers}"
     rows = f"batch_size={batch} has rows"
@@ -137,6 +139,11 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
         (
             config.checkpointing.segments > 0 and buffers,
             f"{policy}: {changes}, which a recomputation would change again: use checkpointing=never",
+        ),
+        (
+            bool(lost and goes_on),
+            f"{' and '.join(goes_on)}: {''.join(lost[:1])} of model={model.name} in its forward, which is not in its "
+            "state_dict and would be lost: keep it in a buffer (register_buffer, persistent=True), or leave this out",
         ),
         (config.compile and buffers, f"{changes}, which is not tried with compile=true: use compile=false"),
         (

@@ -74,6 +74,8 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         few.check_alone(few.many_rows()[0])
         if fresh is not None:
             few.check_first(fresh, more)
+            if made.changes_buffers:
+                few.check_saved(fresh)
     # 3. the loss
     uneven = check_loss(made, layers, (few, more))
     # 4. what is known now
@@ -97,6 +99,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         uneven=uneven,
         mixing=tuple(more.mixing() if more.is_real else ()),
         changes_buffers=made.changes_buffers,
+        unsaved=tuple((few.unsaved | more.unsaved).values()),
         code=code,
         tied=tied,
         vocabulary=made.vocabulary,

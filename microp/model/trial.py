@@ -45,6 +45,7 @@ class Trial:
         self.is_real = device.type != "meta"  # whether the tensors have numbers
         self.outputs: list[Tensor] = []  # what each layer makes
         self.random: list[int] = []  # the layers that draw random numbers
+        self.unsaved: dict[int, str] = {}  # layers that change what is not in their state_dict, and what that is
         self.inputs, self.targets = (tensor.to(device) for tensor in rows_for_trial(made, rows))
         x = self.inputs
         for index in range(len(layers)):
@@ -79,6 +80,8 @@ class Trial:
                 f"{name}, whose forward changes {changed[0]} from one microbatch to the next: use a layer that does "
                 "not, or declare it with Layers(..., changes_buffers=True)"
             )
+        if lost := sorted({*changed} - layer.state_dict().keys()) if changed else []:
+            self.unsaved[index] = f"{name} changes {lost[0]}"
         # 3. what it makes
         self._check_output(index, leaf, y)
         # 4. what it reads
@@ -198,6 +201,15 @@ class Trial:
                     f"{layer_text(self._layers, index)}, in which the first input decides what it makes of later ones: "
                     "ranks and replicas begin with others, so set it when the layer is made"
                 )
+
+    def check_saved(self, fresh: Sequence[nn.Module]) -> None:
+        """Add to `unsaved` the layers that make something else than these copies, given their state_dict."""
+        for index, (layer, restored) in enumerate(zip(self._layers, fresh, strict=True)):
+            or_none(restored.load_state_dict, layer.state_dict())
+            x = self.outputs[index - 1] if index else self.inputs
+            y, again = _again(layer, x), _again(restored, x)
+            if y is None or again is None or not torch.allclose(again, y, 1e-6, 1e-6 * size_of(y), equal_nan=True):
+                self.unsaved.setdefault(index, f"{layer_text(self._layers, index)} changes something")
 
     def _differ(self, again: Tensor | None, y: Tensor) -> bool:
         """Return whether a layer that changes no buffers has made something else, or has failed."""

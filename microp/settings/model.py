@@ -301,6 +301,7 @@ class LayerFacts:
     rows: tuple[RowForm, RowForm] | None = None  # inputs and targets of the model's own data; None: it is given text
     uneven: tuple[float, ...] = ()  # numbers with which as a target the loss is no mean over rows; no trial met them
     mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
+    unsaved: tuple[str, ...] = ()  # which layers change in a forward what is not in their state_dict, and what that is
 
 
 @dataclass

@@ -32,6 +32,10 @@ class Scatter(nn.Linear):
     def forward(self, x):
         y = super().forward(x)
         return torch.zeros_like(x, dtype=torch.float32).scatter_add(1, torch.zeros_like(x, dtype=int), y)
+class Counts(nn.Linear):
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x)
 def model(case: str = "good", width: int = 8):
     first = nn.Sequential(Bits(torch.float32), nn.Linear(16, width))
     inside, loss = nn.Linear(8, 8), error
@@ -44,6 +48,7 @@ def model(case: str = "good", width: int = 8):
     if case == "vocabulary": return Layers([first, inside, nn.Linear(8, 256)], error, 2, vocabulary=0)
     if case == "shares": return Layers([first, inside, inside, nn.Linear(8, 256)], error, 2)
     if case == "ties": return Layers([first, inside, nn.Linear(8, 256)], error, 2, tied=True)
+    if case == "counts": return Layers([first, Counts(8, 8), nn.Linear(8, 256)], error, 2, changes_buffers=True)
     if case == "declares": return Layers([first, nn.BatchNorm1d(8), nn.Linear(8, 256)], error, 2, changes_buffers=True)
     return Layers([first, inside, nn.Linear(8, 256)], loss, 2)
 """

@@ -72,6 +72,35 @@ def test_the_facts_of_a_model():
     assert model.weights == sum(p.numel() for layer in mixed().layers for p in layer.parameters())
 
 
+def counting(start=None, **register):
+    """A layer that counts its forwards, in a buffer or in what `start` is."""
+
+    def forward(own, x):
+        own.count[()] += 1
+        return own.linear(x) * (1 + own.count[()] / 100)
+
+    def make():
+        made = Does(forward, linear=nn.Linear(8, 8))
+        made.register_buffer("count", torch.zeros(()), **register) if start is None else setattr(made, "count", start)
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (counting(), ()),
+        (lambda: nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5)), ()),
+        (counting(persistent=False), ("layer 1 (Does) changes count",)),
+        (counting({(): 0}), ("layer 1 (Does) changes something",)),
+    ],
+)
+def test_what_a_forward_changes_and_no_state_dict_has_is_known(make, what):
+    made = Layers([first(), make(), nn.Linear(8, 256)], of_last, 4, changes_buffers=True)
+    assert inspect_layers(made, "").unsaved == what
+
+
 @pytest.mark.parametrize(("function", "layer"), [(mixed, 3), (by_numpy, 1)])
 def test_the_weights_follow_from_the_seed_and_not_from_the_ranks(function, layer):
     """Whoever draws them; the generators of torch, numpy and Python are left as they were."""
