@@ -67,6 +67,19 @@ def shuffled_later() -> Layers:
     return replace(regression(), data=rows_in_order)
 
 
+def kept_order() -> Layers:
+    """An order for each two steps, which follows from the step that first asks for it."""
+    orders: dict[int, Tensor] = {}
+
+    def rows_in_order(step: int, rows: int) -> tuple[Tensor, Tensor]:
+        if step // 2 not in orders:
+            orders[step // 2] = torch.randperm(100)
+        numbers = orders[step // 2][torch.arange(step * rows, (step + 1) * rows) % 100, None] / torch.arange(1.0, 7)
+        return numbers, numbers.sum(1, keepdim=True)
+
+    return replace(regression(), data=rows_in_order)
+
+
 def drawn_anew() -> Layers:
     """Each rank would have a data set of its own."""
     numbers = torch.from_numpy(np.random.default_rng().standard_normal((50, 6), np.float32))

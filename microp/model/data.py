@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from microp.model.layers import Model
-from microp.model.own import own_rows
+from microp.model.loss_check import NewTargets
+from microp.model.own import Layers, own_rows
 from microp.model.randomness import derive_seed
 from microp.settings import DataSettings, TextSettings, TokenSettings
 
@@ -31,9 +32,20 @@ Windows = Callable[[int], Tensor]
 def open_batches(
     settings: DataSettings, model: Model, rows: int, context: int, seed: int
 ) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Return a function that returns the inputs and the targets of a step's batch: the model's own data, or text."""
-    if model.data is not None:
-        return lambda step: own_rows(model.data, step, rows, seed, model.facts)
+    """Return a function that returns the inputs and the targets of a step's batch: the model's own data, or text.
+
+    It raises ValueError if own data have other rows than the trial was given, or targets with which the loss is no mean
+    over rows.
+    """
+    if model.data is not None and model.facts and model.facts.output:
+        new = NewTargets(Layers((), model.loss, data=model.data), model.facts.output)
+
+        def own(step: int) -> tuple[Tensor, Tensor]:
+            inputs, targets = own_rows(model.data, step, rows, seed, model.facts)
+            new.check(step, targets)
+            return inputs, targets
+
+        return own
     windows = open_data(settings, rows, context, seed)
     return lambda step: ((window := windows(step))[:, :-1], window[:, 1:])
 

@@ -77,7 +77,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
             if made.changes_buffers:
                 few.check_saved(fresh)
     # 3. the loss
-    uneven = check_loss(made, layers, (few, more))
+    check_loss(made, layers, (few, more))
     # 4. what is known now
     as_one, undivided = _divisions(layers, few) if few.is_real else ([], [])
     inputs = [few.inputs, *few.outputs[:-1]]
@@ -96,7 +96,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         undivided=tuple(undivided),
         data="" if made.data is None else _digest(rows_for_trial(made, _DIGESTED)),
         rows=None if made.data is None else (row_form(few.inputs), row_form(few.targets)),
-        uneven=uneven,
+        output=row_form(few.outputs[-1]),
         mixing=tuple(more.mixing() if more.is_real else ()),
         changes_buffers=made.changes_buffers,
         unsaved=tuple((few.unsaved | more.unsaved).values()),

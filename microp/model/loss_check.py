@@ -5,19 +5,21 @@
     layers ──► output ─ watched ─► loss       what it reads and writes; again, after other inputs of the layers
     numbers of many rows ─────┬──► loss       together
                               └──► losses     one by one: their mean, and its gradient, must be the same
+
+    in a step:   some rows ───┬──► loss       together, if targets of the model's own data have a number for the first
+                 new targets ─┴──► losses     time; apart: their mean, and its gradient, must be the same
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import chain
-from math import inf, isfinite, nan
+from math import inf, isfinite, nan, prod
 
 import torch
 from torch import Tensor, nn
 
-from microp.model.own import Layers
+from microp.model.own import Layers, own_rows
 from microp.model.randomness import seeded
 from microp.model.trial import (
     COARSE,
@@ -32,6 +34,7 @@ from microp.model.trial import (
     size_of,
 )
 from microp.model.watch import Watch, tensor_text, tried
+from microp.settings import RowForm
 
 _KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # what a loss may ask of its numbers: any, or shares
     torch.Tensor.clone,
@@ -40,23 +43,84 @@ _KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # what a loss may ask of its
 
 
 _CHANGES = "a loss that makes another number of the same output: let it draw no random numbers, and keep nothing"
-_IGNORED = (-100, -1, 255)  # what losses ignore by custom; -100 is torch's default
-_MISSING = (nan, 0.0, -1.0, -100.0, 255.0, -999.0, -9999.0, inf)  # the same of targets that are no integers
 _OTHERS = 8  # rows of targets that the data do not have
-_MOST_CLASSES, _MOST_NUMBERS = 1_000, 100_000_000  # that are tried: classes, and the numbers of all outputs with them
+_GROUP = 16  # new rows that are tried at once: more of them would hide one that weighs otherwise
+_PLACES = 8  # numbers in a row that are told apart, as a label and a flag are
+_MOST_OUTPUT = 500_000  # numbers that the last layer makes of a row, to try all new numbers of targets
+_NAN = -0.5  # stands for NaN, which equals nothing
 
 
-def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> tuple[float, ...]:
-    """Raise ValueError if the loss would be another one, or have another gradient, in a pipeline.
-
-    Returns the numbers with which it would be, if a target of the model's own data were one: the trial sees some rows
-    only, and a number that does not count, or weighs more, may be rare.
-    """
+def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> None:
+    """Raise ValueError if the loss would be another one, or have another gradient, in a pipeline."""
     for trial in trials:
         _check_call(made, layers, trial.outputs[-1], trial.targets)
     if trials[0].is_real:
         _check_alone(made, trials[0])
-    return _check_mean(made, trials[0].outputs[-1])
+    _check_mean(made, trials[0].outputs[-1])
+
+
+class NewTargets:
+    """Tries the loss with numbers that targets have for the first time: one that it ignores, or weighs, may be rare.
+
+    A number is new if it has not yet been in its place of a row; in long rows, in any. Those with a fraction measure
+    something, and are not tried.
+    """
+
+    def __init__(self, made: Layers, output: RowForm) -> None:
+        self._made, (self._shape, dtype) = made, output
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._seen: dict[int, Tensor] = {}  # the numbers in each place
+        self._known: Tensor | None = None  # the targets of two rows of the trial
+
+    def check(self, step: int, targets: Tensor) -> None:
+        """Raise ValueError if the loss does not add up with new numbers in a batch's targets."""
+        targets = targets.cpu()
+        numbers = targets.reshape(len(targets), -1).double().nan_to_num(nan=_NAN, posinf=inf, neginf=-inf)
+        width, size = numbers.shape[1], max(1, prod(self._shape))
+        places = numbers.split(1, 1) if width <= _PLACES else [numbers]
+
+        # 1. rows with new numbers; what losses ignore is often negative, 0 or the largest, and comes first
+        new: dict[tuple[int, float], int] = {}  # place and number -> the first row with it
+        for place, mine in enumerate(places):
+            is_new = ((mine == mine.round()) | (mine == _NAN)) & ~torch.isin(mine, self._seen.get(place, mine[:0]))
+            for row, number in zip(is_new.nonzero()[:, 0].tolist(), mine[is_new].tolist(), strict=True):
+                new.setdefault((place, number), row)
+        order = sorted(new, key=lambda key: (key[1] > 0, -key[1]))
+        if size > _MOST_OUTPUT:  # there is no time for all
+            order = [key for key in order if key[1] <= 0 or key[1] == 255]
+        rows = list(dict.fromkeys(new[key] for key in order))[: max(1, MOST // (4 * size))]
+
+        # 2. where a row has too many numbers to tell one: each alone; and the rows, some at a time
+        tried: list[Tensor] = []
+        if width > _PLACES:
+            alone = (nan if number == _NAN else number for _, number in order[: len(rows)])
+            tried = [torch.full_like(targets[:1], number) for number in alone]
+        if width <= _PLACES or size <= _MOST_OUTPUT:
+            group = max(1, min(_GROUP, MOST // (4 * size), 1024 // max(1, width)))
+            tried += [targets[rows[first : first + group]] for first in range(0, len(rows), group)]
+        for some in filter(self._fails, tried):
+            row = next(filter(self._fails, some.split(1)), some[:1]).flatten().tolist()
+            told = [f"{number:.7g}" for number in dict.fromkeys(row)][:_PLACES]
+            raise ValueError(
+                f"a target of step {step} is {', '.join(told)}, which the loss ignores or weighs otherwise: "
+                "microbatches would not add up, so let it divide by the number of rows"
+            )
+        for place, mine in enumerate(places if rows else ()):
+            self._seen[place] = torch.cat([self._seen.get(place, mine[:0, 0]), mine[rows].flatten()]).unique()
+
+    def _fails(self, targets: Tensor) -> bool:
+        """Return whether the loss of some rows and as many of the trial is not the mean of both, of any numbers."""
+        if self._known is None:
+            self._known = own_rows(self._made.data, 1, 2, 0)[1].cpu()
+        count, generator = len(targets), torch.Generator().manual_seed(0)
+        joined = torch.cat([targets, self._known[torch.arange(count) % 2]])
+        logits = _numbers((2 * count, *self._shape), generator).to(self._dtype)
+        for kind in _KINDS:
+            given = kind(logits)
+            if isfinite((or_none(_loss_of, self._made, given[count:], joined[count:]) or (nan,))[0]):
+                # rounding may look like it once
+                return all(_mean_problem(self._made, each, joined, 2) for each in (given, given.flip(0)))
+        return False
 
 
 def _check_call(made: Layers, layers: Sequence[nn.Module], output: Tensor, tokens: Tensor) -> None:
@@ -98,7 +162,7 @@ def _check_alone(made: Layers, trial: Trial) -> None:
         )
 
 
-def _check_mean(made: Layers, output: Tensor) -> tuple[float, ...]:
+def _check_mean(made: Layers, output: Tensor) -> None:
     """Raise ValueError if the loss is not the mean over the rows, whatever the tokens; see `check_loss`."""
     logits, targets, groups = _rows_that_differ(made, output)
     failed: Exception | None = None
@@ -124,36 +188,13 @@ def _check_mean(made: Layers, output: Tensor) -> tuple[float, ...]:
             for group, whole in zip(groups, wholes, strict=True):
                 shapes = f"output {tensor_text(given[group])}, targets {tensor_text(targets[group])}"
                 _compare(whole, apart[group], given.dtype, shapes)
-            return () if made.data is None else _uneven(made, given, targets)
+            if made.data is not None and targets.is_floating_point():
+                others = _others(targets[:_OTHERS])
+                if problem := _mean_problem(made, given[:_OTHERS], others, len(others)):
+                    raise ValueError(problem)
+            return
     said = "it is not finite" if failed is None else f"{type(failed).__name__}: {failed}"
     raise ValueError(f"a loss that cannot be tried with numbers ({said}): let it take any numbers of the last layer")
-
-
-def _uneven(made: Layers, given: Tensor, targets: Tensor) -> tuple[float, ...]:
-    """Return the numbers with one of which as a target the loss is no mean over the rows.
-
-    Tried are what losses ignore by custom, and the classes that the output may stand for, in the first of two rows.
-
-    Raises:
-        ValueError: it is none for other targets that are no integers, of the size that those of the data have.
-    """
-    if targets.dtype is torch.bool:
-        return ()
-    if targets.is_floating_point():
-        if problem := _mean_problem(made, given[:_OTHERS], _others(targets[:_OTHERS])):
-            raise ValueError(problem)
-        numbers: Sequence[float] = _MISSING
-    else:
-        classes = min(max(given.shape[1:], default=0), _MOST_CLASSES, _MOST_NUMBERS // given[:2].numel())
-        numbers = (*_IGNORED, *range(classes))
-    uneven = []
-    for number in numbers:
-        tried_targets = targets[:2].clone()
-        with suppress(RuntimeError):  # the type of the targets has no such number
-            tried_targets.view(2, -1)[0, 0] = number
-        if _mean_problem(made, given[:2], tried_targets):
-            uneven.append(number)
-    return tuple(uneven)
 
 
 def _others(targets: Tensor) -> Tensor:
@@ -165,10 +206,10 @@ def _others(targets: Tensor) -> Tensor:
     return (low + (high - low or 1.0) * draws).to(targets)
 
 
-def _mean_problem(made: Layers, given: Tensor, targets: Tensor) -> str | None:
-    """Return why the loss of some rows is not the mean of their own; None also if it takes no such targets."""
+def _mean_problem(made: Layers, given: Tensor, targets: Tensor, parts: int) -> str | None:
+    """Return why the loss of some rows is not the mean of equal parts; None also if it takes no such targets."""
     try:
-        apart = [_loss_of(made, given[row : row + 1], targets[row : row + 1]) for row in range(len(given))]
+        apart = [_loss_of(made, *part) for part in zip(given.chunk(parts), targets.chunk(parts), strict=True)]
         whole = _loss_of(made, given, targets)
     except Exception:  # a run with such a target fails too
         return None
@@ -191,8 +232,7 @@ def _rows_that_differ(made: Layers, output: Tensor) -> tuple[Tensor, Tensor, lis
     vocabulary = made.vocabulary
     rows = max(2, min(vocabulary + 16, MOST // max(1, output[0].numel())))
     generator = torch.Generator().manual_seed(0)
-    normal = torch.randn((rows, *output.shape[1:]), generator=generator, dtype=torch.float32)
-    logits = normal * torch.rand(rows, generator=generator).mul_(4).view(-1, *[1] * (output.dim() - 1))
+    logits = _numbers((rows, *output.shape[1:]), generator)
     if made.data is not None:  # of which the targets are what they are
         halves = [slice(0, rows // 2), slice(rows // 2, rows)]
         return logits.to(output.dtype), rows_for_trial(made, rows)[1], [*halves, slice(0, rows)]
@@ -206,6 +246,12 @@ def _rows_that_differ(made: Layers, output: Tensor) -> tuple[Tensor, Tensor, lis
         logits.scatter_add_(2, targets[..., None], torch.rand((*targets.shape, 1), generator=generator).mul_(12))
     groups = [slice(first, first + blocks + 1) for first in range(0, rows, blocks + 1)]  # the rows that have one token
     return logits.to(output.dtype), targets, [*groups, slice(0, rows)]  # a group has only some of the tokens
+
+
+def _numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return random numbers, those of each row of another size."""
+    normal = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return normal * torch.rand(shape[0], generator=generator).mul_(4).view(-1, *[1] * (len(shape) - 1))
 
 
 def _compare(

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -114,8 +114,7 @@ def own_rows(data: Any, step: int, rows: int, seed: int, facts: LayerFacts | Non
     """Return the inputs and the targets of a step's batch from a model's own data, see `Layers`.
 
     Raises:
-        ValueError: they are something else, or by the `facts` of the model have another form than those of its trial,
-            or a target with which the loss is no mean over rows.
+        ValueError: they are something else, or by the `facts` of the model have another form than those of its trial.
     """
     with GENERATOR, seeded(derive_seed(seed, "data", step)):
         if is_dataset(data):
@@ -128,20 +127,11 @@ def own_rows(data: Any, step: int, rows: int, seed: int, facts: LayerFacts | Non
         said = (tensor_text(each) if isinstance(each, Tensor) else f"a {type(each).__name__}" for each in pair)
         kinds = ", ".join(said) or f"a {type(made).__name__}"
         raise ValueError(f"not two tensors of {rows} rows, (inputs, targets), but {kinds}")
-    uneven, targets = facts.uneven if facts else (), pair[1]
     if facts and facts.rows and (forms := tuple(map(row_form, pair))) != facts.rows:
         now, before = ([f"{list(shape)} {dtype}" for shape, dtype in pair] for pair in (forms, facts.rows))
         raise ValueError(
             f"a row of step {step} is {' and '.join(now)} (input and target), and those of the trial were "
             f"{' and '.join(before)}: give all rows the same shape and type, for example by padding"
-        )
-    wrong = targets[torch.isin(targets, torch.tensor(uneven).to(targets))] if uneven else targets[:0]
-    if any(map(isnan, uneven)):
-        wrong = torch.cat([wrong, targets[targets.isnan()]])
-    if wrong.numel():
-        raise ValueError(
-            f"a target of step {step} is {wrong.view(-1)[0].item():g}, which the loss ignores or weighs otherwise: "
-            "microbatches would not add up, so let it divide by the number of rows"
         )
     return pair[0], pair[1]
 

@@ -64,10 +64,21 @@ def _steps(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def write_manifest(folder: Path, job: Job, step: int) -> None:
-    """Write what is trained and how far: the last file of a snapshot."""
+def write_manifest(folder: Path, job: Job, step: int, last_batch: list[int] | None = None) -> None:
+    """Write what is trained and how far: the last file of a snapshot. `last_batch`: see `last_batch`."""
     origin = {"format": FORMAT, "run_id": job.run_id, "step": step, "saved": time.time()}
-    write_json(folder / MANIFEST, {**origin, "training": _training(job)})
+    own = {"last_batch": last_batch} if last_batch else {}
+    write_json(folder / MANIFEST, {**origin, **own, "training": _training(job)})
+
+
+def last_batch(folder: Path) -> list[int] | None:
+    """Return checksums of the inputs and the targets of the last step before a snapshot; None if it has none.
+
+    They are there for a model with data of its own: rows may follow from what its function keeps, and not from the step
+    alone.
+    """
+    checksums: list[int] | None = _manifest(folder).get("last_batch")
+    return checksums
 
 
 def _training(job: Job) -> dict[str, Any]:

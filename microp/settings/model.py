@@ -299,7 +299,7 @@ class LayerFacts:
     undivided: tuple[str, ...] = ()  # why layers cannot be divided into I and W at all, one sentence each
     data: str = ""  # a checksum of some rows of the model's own data; a run with others is another one
     rows: tuple[RowForm, RowForm] | None = None  # inputs and targets of the model's own data; None: it is given text
-    uneven: tuple[float, ...] = ()  # numbers with which as a target the loss is no mean over rows; no trial met them
+    output: RowForm | None = None  # what the last layer makes of a row
     mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
     unsaved: tuple[str, ...] = ()  # which layers change in a forward what is not in their state_dict, and what that is
 

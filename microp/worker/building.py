@@ -32,6 +32,7 @@ def build_stages(job: Job, model: Model, rank: int, device: Device) -> dict[int,
     held = {stage: job.layers_of(stage) for stage in job.schedule.stages_of(rank)}
     indices = [index for layers in held.values() for index in layers]
     made = dict(zip(indices, model.build(indices, job.seed), strict=True))
+    model.sample(0, 2, job.computing)  # on every rank, so that what own data keep of it is the same on all
     stages = {}
     for stage, layers in held.items():
         stages[stage] = Stage(
@@ -110,12 +111,16 @@ class BatchLoader:
         self.has_own = model.data is not None
         self.checksums: list[int] | None = None  # of the whole batch, if it is of the model's own data
 
-    def load(self, step: int) -> None:
-        """Load the batch of a step in place of the last one; a rank that needs neither part draws none."""
+    def draw(self, step: int) -> tuple[Tensor, ...]:
+        """Return the inputs and the targets of a step's whole batch; none on a rank that needs neither."""
         batch = self._batches(step) if self.inputs or self.targets else ()
         if batch and self.has_own:
             self.checksums = [checksum_of(tensor) for tensor in batch]
-        for held, drawn in zip(self._held, batch, strict=False):
+        return batch
+
+    def load(self, step: int) -> None:
+        """Load the batch of a step in place of the last one."""
+        for held, drawn in zip(self._held, self.draw(step), strict=False):
             if held is not None:
                 held.copy_(drawn[self._rows])
 

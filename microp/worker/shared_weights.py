@@ -62,8 +62,8 @@ def check_equal_weights(job: Job, layers: Mapping[int, nn.Module], comms: Comms)
                 )
 
 
-def check_equal_data(found: Sequence[list[int] | None], step: int) -> None:
-    """Compare the checksums of a step's batch of a model's own data, one of each rank that draws it.
+def check_equal_data(found: Sequence[list[int] | None], step: int) -> list[int]:
+    """Compare the checksums of a step's batch of a model's own data, those of each rank that draws it; return them.
 
     One rank takes the inputs of a batch and another one its targets: of two data sets they would not belong together.
 
@@ -78,6 +78,7 @@ def check_equal_data(found: Sequence[list[int] | None], step: int) -> None:
                 f"rank {rank} has other data than rank {first} in step {step}: the model's function must give the same "
                 "data each time, so draw random numbers from torch, random or numpy.random, which are seeded for it"
             )
+    return known[first]
 
 
 def checksum_of(tensor: Tensor) -> int:

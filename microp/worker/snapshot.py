@@ -52,6 +52,7 @@ class Snapshots:
             DivergedError: the loss or weights are not finite, on some rank; nothing is saved, older snapshots stay.
             WriteError: a snapshot cannot be written; the message names it. Older ones are still there.
             OSError: the ranks write to disks of several hosts.
+            ValueError: the model's own data make other rows than before the snapshot.
         """
         if self._job.resumed and step == self._job.resumed.step:
             self._load(Path(self._job.resumed.folder))
@@ -91,7 +92,7 @@ class Snapshots:
         draft = snapshots.draft_of(folder)
         self._write_layers(draft, step, with_optimizer=True)
         if self._comms.world_rank == 0:
-            snapshots.write_manifest(draft, self._job, step)
+            snapshots.write_manifest(draft, self._job, step, self._trainer.checksums)
             for path in (*draft.iterdir(), draft):
                 _to_disk(path)
             draft.rename(folder)
@@ -157,6 +158,7 @@ class Snapshots:
                 if name in saved["optimizer"]:
                     state[numbers[parameter]] = saved["optimizer"][name]
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        self._trainer.check_resumed(self._job.first_step - 1, snapshots.last_batch(folder))
 
 
 @contextmanager

@@ -49,6 +49,7 @@ class Trainer:
         parameters = [p for stage in self.stages.values() for p in stage.layers.parameters()]
         self.optimizer = open_optimizer(job.optimizer, parameters, job.learning_rate)
         self._loader = BatchLoader(job, model, comms.replica, self.stages, device.torch_device)
+        self.checksums: list[int] | None = None  # of the last batch, if it is of the model's own data
 
         # 2. connect them with those of other ranks
         self._at(Place.CONNECTING)
@@ -90,15 +91,34 @@ class Trainer:
         self._at(Place.LOADING, step)
         self.sync.clear(step)
         self._load_batch(step)
+        self._compare_batch(step)
         self._at(Place.BARRIER)
-        if self._loader.has_own:
-            checksums = self._comms.gather_all(self._loader.checksums)
-            self._at(Place.LOADING)
-            check_equal_data(checksums, step)
-            self._at(Place.BARRIER)
         self._comms.barrier()
         self._at(Place.STEPPING)
         self._device.prepare_step()
+
+    def _compare_batch(self, step: int) -> None:
+        """Compare the batch that was drawn last, if it is of the model's own data, with the other ranks'."""
+        if self._loader.has_own:
+            self._at(Place.BARRIER)
+            checksums = self._comms.gather_all(self._loader.checksums)
+            self._at(Place.LOADING)
+            self.checksums = check_equal_data(checksums, step)
+
+    def check_resumed(self, step: int, saved: list[int] | None) -> None:
+        """Compare the batch of the step before a snapshot with the checksums that the snapshot has of it.
+
+        Raises:
+            ValueError: the model's own data make another one now; all ranks raise the same.
+        """
+        if saved and self._loader.has_own:
+            self._loader.draw(step)
+            self._compare_batch(step)
+            if self.checksums != saved:
+                raise ValueError(
+                    f"data that give other rows of step {step} than when the snapshot was taken: let rows follow from "
+                    "the step alone, and keep nothing that an earlier step has drawn; or start without the snapshot"
+                )
 
     def _load_batch(self, step: int) -> None:
         """Give the stages what they need of a step's batch."""

@@ -15,6 +15,7 @@ from own_model import own_job, settings_of
 from torch import nn
 
 from microp.model import Layers, build_model, inspect_layers
+from microp.model.loss_check import NewTargets
 from microp.model.own import own_rows
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 
@@ -146,16 +147,51 @@ def weighing(logits, targets):
 )
 def test_a_rare_target_of_another_weight_is_refused_when_a_step_has_it(loss, number, refused):
     """The trial sees some rows only; with such a target microbatches would not add up."""
-    data = Items(4000, partial(seldom, number))
-    facts = inspect_layers(broken(data, loss), "")
-    assert (number in facts.uneven) == refused
-    [step] = [step for step in range(4000 // 16) if 3999 in epoch_items(step, 16)]
-    own_rows(data, step - 1, 16, 0, facts)
+    load, step = rare(broken(Items(4000, partial(seldom, number)), loss))
     if refused:
         with pytest.raises(ValueError, match=f"a target of step {step} is {number}, which the loss ignores or weighs"):
-            own_rows(data, step, 16, 0, facts)
+            load(step)
     else:
-        own_rows(data, step, 16, 0, facts)
+        load(step)
+
+
+def rare(made):
+    """What loads a step of data, and the step with their last item; the one before has been loaded."""
+    facts, [step] = inspect_layers(made, ""), [step for step in range(4000 // 16) if 3999 in epoch_items(step, 16)]
+    new = NewTargets(made, facts.output)
+
+    def load(step):
+        new.check(step, own_rows(made.data, step, 16, 0, facts)[1])
+
+    load(step - 1)
+    return load, step
+
+
+def valid_only(logits, targets):
+    losses = F.cross_entropy(logits, targets[:, 0], reduction="none")
+    return (losses * targets[:, 1]).sum() / targets[:, 1].sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "rare_target", "said"),
+    [
+        (lambda y, t: F.cross_entropy(y, t[:, 1]), [7, -100], "7, -100"),
+        (lambda y, t: F.cross_entropy(y, t[:, 1]), [7, 2], None),
+        (valid_only, [0, 0], "0"),
+        (lambda y, t: F.cross_entropy(y, t[:, 0], ignore_index=2), [2, 1], "2, 1"),
+        (lambda y, t: F.cross_entropy(y, t[:, :1].expand(-1, 9).amax(1), ignore_index=2), [2] * 9, "2"),
+    ],
+)
+def test_a_rare_number_in_any_place_of_the_targets(loss, rare_target, said):
+    """A label and a flag, or a long row: each new number is tried where it is."""
+    data = Items(4000, lambda at: (image(at)[0], torch.tensor(rare_target if at == 3999 else [1] * len(rare_target))))
+    load, step = rare(broken(data, loss))
+    if said:
+        with pytest.raises(ValueError, match=f"a target of step {step} is {said}, which the loss ignores or weighs"):
+            load(step)
+    load(step - 1)
+    if said is None:
+        load(step)
 
 
 def test_targets_of_a_type_with_few_numbers_are_accepted():
@@ -175,6 +211,7 @@ def squares(logits, targets):
         (lambda y, t: squares(y, t)[~t.isnan()].mean(), math.nan, "is nan, which the loss ignores"),
         (lambda y, t: squares(y, t)[t >= 0].mean(), -1.0, "is -1, which the loss ignores"),
         (lambda y, t: squares(y, t)[t > 0].mean(), 0.0, "is 0, which the loss ignores"),
+        (lambda y, t: squares(y, t)[t > -7000].mean(), -7777.0, "is -7777, which the loss ignores"),
         (lambda y, t: (t * squares(y, t)).sum() / t.sum(), 0.5, None),
         (lambda y, t: F.l1_loss(y[:, :1] * (t > 0), t * (t > 0)), 0.0, None),
     ],
@@ -186,14 +223,12 @@ def test_a_rare_target_that_is_no_integer(loss, number, said):
         with pytest.raises(ValueError, match="not the mean over the rows"):
             inspect_layers(broken(data, loss), "")
         return
-    facts = inspect_layers(broken(data, loss), "")
-    [step] = [step for step in range(4000 // 16) if 3999 in epoch_items(step, 16)]
-    own_rows(data, step - 1, 16, 0, facts)
+    load, step = rare(broken(data, loss))
     if said is None:
-        own_rows(data, step, 16, 0, facts)
+        load(step)
     else:
         with pytest.raises(ValueError, match=said):
-            own_rows(data, step, 16, 0, facts)
+            load(step)
 
 
 def test_targets_that_are_shares_may_be_divided_by_their_sum():

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CHECKPOINTING, gpt, mlp, small_job
+from own_data import kept_order
+from own_model import own_job, settings_of
 
 from microp.job import Job, Snapshot
 from microp.records import WriteError, read_json, read_rows, snapshots
@@ -117,6 +119,15 @@ def test_bf16_and_tied_weights_go_on_bit_for_bit_from_two_ranks_to_four(tmp_path
         assert_same_bits(weights(tmp_path / f"attempt-{number}"), weights(tmp_path / "attempt-1"))
     exact = run(replace(two, computing=AS_WRITTEN), tmp_path / "exact")
     assert exact[6] != losses[6]
+
+
+def test_own_data_that_keep_an_order_go_on_with_the_same_rows_or_not_at_all(tmp_path):
+    job = own_job(settings_of(kept_order), steps=STEPS - 1, snapshot=EVERY_2, backend="threads")
+    losses = run(job, tmp_path / "attempt-1")
+    again = run(replace(job, resumed=saved(tmp_path / "attempt-1", 2)), tmp_path / "attempt-2")
+    assert again == {step: losses[step] for step in again}
+    with pytest.raises(RankError, match="data that give other rows of step 3 than when the snapshot was taken"):
+        run(replace(job, resumed=saved(tmp_path / "attempt-1", 4)), tmp_path / "attempt-3")
 
 
 def test_engines_in_turn_go_on(tmp_path):
