@@ -170,7 +170,7 @@ def _device_costs(config: SimulateConfig, schedule: Schedule, workload: Workload
     if workload is not None:
         if not device.is_emulated:
             return prices_of(config).costs(workload)
-        return nominal_costs(times_of(config, schedule, workload.layers), workload)
+        return nominal_costs(times_of(config, schedule, workload.layers[: schedule.depth]), workload)
     per = getattr(device, "per", ["layer"])
     if "layer" in per:
         what = f"device.per={per}" if device.is_emulated else f"device={device.name}"
