@@ -56,12 +56,11 @@ def build(builder: Builder, ranks: int, chunks: int) -> Schedule:
 
 
 def lengths(name: str, most: int = 8) -> Iterator[tuple[int, int]]:
-    """(ranks, chunks) on which the builder is defined: K in 1 .. 6 and 8, M in 1 .. 3K+2, above K=4 the edges."""
+    """(ranks, chunks) on which the builder is defined: K in 1 .. 6 and 8, M in 1 .. 3K+2."""
     both_ends = name in ("dualpipe", "chimera")
     for ranks in (k for k in (1, 2, 3, 4, 5, 6, 8) if k <= most):
         for chunks in range(2 * ranks if name.startswith("dualpipe") else 1, 3 * ranks + 3):
-            is_edge = chunks % ranks in (0, 1) or chunks in (ranks - 1, 2 * ranks + 2, 3 * ranks + 2)
-            if (ranks <= 4 or is_edge) and (not both_ends or ranks % 2 == chunks % 2 == 0):
+            if not both_ends or ranks % 2 == chunks % 2 == 0:
                 yield ranks, chunks
 
 
