@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from microp.config.config import plain
-from microp.config.prediction import profile_notes, profile_problems
+from microp.config.prediction import profile_notes, profile_problems, uneven_rows
 from microp.config.schema import Config
 from microp.job import Job, torch_problems
 from microp.schedule import Schedule, spread
@@ -319,7 +319,7 @@ def warnings(config: Config, job: Job) -> list[str]:
                 f"partition.share={share} of {partition.layers} layers is {wanted}, but the other ranks "
                 f"need one each: rank {rank} gets {partition.sizes[rank]}"
             )
-    return [*texts, *job.notes, *profile_notes(config, [job.mean_rows])]
+    return [*texts, *uneven_rows(config, job.workload), *job.notes, *profile_notes(config, [job.mean_rows])]
 
 
 def _layers(numbers: Sequence[int]) -> str:

@@ -156,6 +156,16 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> Device
     )
 
 
+def uneven_rows(config: Config, workload: Workload) -> list[str]:
+    """Return that nominal times are of the mean microbatch, if they count rows and microbatches differ in them."""
+    least, most = min(workload.rows), max(workload.rows)
+    if least == most or config.profile is not None or "row" not in getattr(config.device, "per", ()):
+        return []
+    return [
+        f"microbatches have {most} or {least} rows: what is predicted, and formulas, take the mean, steps the real ones"
+    ]
+
+
 def doubt(profile: Profile) -> str | None:
     """Return why the times of a profile may be far off; None if nothing speaks for it."""
     if not profile.tells_memory:  # of a trace, whose steps were compared when it was read

@@ -17,7 +17,15 @@ from typing import Any
 from microp.config.errors import ConfigError
 from microp.config.factory import is_computed
 from microp.config.job_factory import Chosen, choose_partition, make_schedule, not_frozen
-from microp.config.prediction import asked_workload, doubt, prices_of, profile_problems, times_of, used_profile
+from microp.config.prediction import (
+    asked_workload,
+    doubt,
+    prices_of,
+    profile_problems,
+    times_of,
+    uneven_rows,
+    used_profile,
+)
 from microp.config.schema import SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
@@ -92,6 +100,7 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
         if config.partition["name"] == "uniform" and len({*workload.layers}) > 1 and not _are_by_hand(config):
             notes.append(f"unequal stages: {' '.join(map(str, workload.layers[: schedule.depth]))} layers")
         notes += not_frozen(config, schedule, chosen.partition)
+        notes += uneven_rows(config, workload)
     return PricingJob(config, schedule, costs, workload, tuple(notes))
 
 

@@ -136,6 +136,16 @@ def test_times_are_those_of_the_emulated_device_or_of_the_costs(words, makespan)
     assert figures(composed(words))["makespan"] == makespan
 
 
+def test_unequal_microbatches_are_told():
+    rows = "device=emulated device.per=[row] batch_size=16 chunks="
+    assert [
+        note
+        for note in make_pricing_job(composed(f"{rows}7")).notes
+        if note.startswith("microbatches have 3 or 2 rows")
+    ]
+    assert make_pricing_job(composed(f"{rows}8")).notes == ()
+
+
 ALIKE = "model.layers=8 model.dim=256 batch_size=512 chunks=8"
 GPT = "model=gpt model.dim=32 batch_size=28 chunks=6"  # microbatches of 5 and of 4 rows
 MODES = ("never", "always")
