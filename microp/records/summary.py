@@ -201,12 +201,14 @@ def _time(job: Job, steps: list[Step], attempt: Path) -> dict[str, list[float]] 
         return None
     wall = min(row["began_ns"] for row in steps[-1]), max(row["ended_ns"] for row in steps[-1])
     booked = []
+    has_sums = job.replicas > 1 or job.schedule.copies > 1 or bool(job.model.tied_weights)  # else it is the host's time
     for spans, pipeline in zip(traces, by_replica(job, steps[-1]), strict=True):
         clocks = {
             row["rank"]: StepClock(
                 row["began_ns"],
                 row["ended_ns"],
-                *(round(row[key] * 1e6) for key in ("optimizer_ms", "recompute_ms", "exposed_ms")),
+                *(round(row[key] * 1e6) for key in ("optimizer_ms", "recompute_ms")),
+                round(row["exposed_ms"] * 1e6) * has_sums,
             )
             for row in pipeline
         }

@@ -108,8 +108,10 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             (alone_ms, one), (best_ms, best) = (min(each, key=lambda launch: launch[0]) for each in (alone, pipelines))
             what = "emulated process" if one.summary["device"] == "emulated" else "process"
             faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
-            is_small = (one.disturbed or best.disturbed) and 1 / NOISY < alone_ms / best_ms < NOISY
-            if is_small or alone_ms > best_ms * _ranks(best):  # more than as many times as there are ranks is noise
+            slow, fast = sorted((one.summary["step_ms"], best.summary["step_ms"]), key=lambda step: -step["median"])
+            is_small = slow["median"] < NOISY * fast["median"] or slow["p10"] <= fast["p90"]  # their steps overlap
+            is_noise = is_small and (one.disturbed or best.disturbed)
+            if is_noise or alone_ms > best_ms * _ranks(best):  # more than as many times as there are ranks is noise
                 faster, is_single = "too noisy to say which is faster", False
             policy = best.config["checkpointing"]["name"]
             recomputes = f", checkpointing={policy}," if policy != one.config["checkpointing"]["name"] else ""
