@@ -30,11 +30,12 @@ from microp.config import (
     make_job,
     make_pricing_job,
     nothing_to_resume,
+    plain,
     read_config,
 )
 from microp.points import Planned, board, run_attempt
 from microp.records import LockedError, RecordError, attempts, read_json, read_spans, read_summary, read_traced_step
-from microp.results import load_runs, load_steps, spans_frame
+from microp.results import load_runs, load_steps, spans_frame, unscaled
 from microp.system import flatten, override
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
                                                                     the keys and the results first
 
     As in a sweep of the command line a run that has finished is not run again (`again=True` does), and a failed one
-    costs its row alone: its `status` is "failed", and its `message` says why.
+    costs its row alone: its `status` is "failed", and its `message` says why. Where nominal times do not compare, a
+    warning says so, and `samples_per_s` is NaN.
 
     Args:
         overrides: words that are the same for all points, as for `measure`.
@@ -159,8 +161,12 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
     places = {point.config.output_dir for point in points.values()}
     if problems or len(places) > 1:
         raise ConfigError([*problems] or ["output_dir: a sweep has one folder for its runs: give one"])
+    if reason := unscaled(plain(point.config) for point in points.values()):
+        warnings.warn(reason, stacklevel=2)
     _run([point for point in points.values() if not point.finished(point.config.again)])
     runs = load_runs(places.pop()) if points else load_runs(".").head(0)
+    if reason:
+        runs["samples_per_s"] = float("nan")
     swept = [key if key in runs else f"config.{key}" for key, value in zip(flat, values, strict=True) if len(value) > 1]
     first = [name for name in (*swept, *RESULTS) if name in runs]
     runs = runs[[*dict.fromkeys([*first, *runs])]]

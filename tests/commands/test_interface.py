@@ -100,6 +100,11 @@ def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
     assert few["folder"].tolist() == [runs["folder"][1]]
     anew = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=2, again=True)
     assert [Path(folder).name for folder in anew["folder"]] == ["attempt-2"]
+    assert anew["samples_per_s"].notna().all()
+    with pytest.warns(UserWarning, match="the nominal times are per microbatch, whatever its rows, so more chunks"):
+        nominal = microp.sweep(*SMALL, **keys, device="emulated", chunks=[2, 4])
+    assert nominal["step_ms.median"].notna().all()
+    assert nominal["samples_per_s"].isna().all()
     other = Path(shutil.copytree(runs["folder"][0], tmp_path / "outputs" / "runs" / "other" / "attempt-1"))
     write_json(other / "status.json", {"status": "failed", "message": "m", "started": 1.0})
     (other / "summary.json").unlink()
