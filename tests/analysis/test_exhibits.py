@@ -17,6 +17,7 @@ from analysis.words import least_memory
 from microp.records import LAUNCH
 from microp.results import Store, records
 from microp.schedule.builders import ORDERS
+from tests.made_cases import CASES
 from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 
@@ -66,10 +67,15 @@ def test_the_monolith_is_the_run_of_the_same_work(tmp_path):
     ]
     for row in alone:
         row |= {"config.device.per": ["layer", "row"], "config.model.layers": 4}
+    alone[0]["disturbed"] = True
     store = Made(pd.concat([pipeline, pd.DataFrame(alone)], ignore_index=True))
-    table = drawn_m(store)["m-sensitivity-speed-up"].table.set_index("chunks")
+    exhibit = drawn_m(store)["m-sensitivity-speed-up"]
+    assert "; 1 of 8 runs was disturbed." in exhibit.caption
+    table = exhibit.table.set_index("chunks")
     assert table["speed_up"].to_dict() == pytest.approx({4: 240 / 105, 32: 1920 / 525})
     assert table["formula"].tolist() == pytest.approx(table["speed_up"].tolist())
+    both = drawn_m(Made(list(CASES["m_sensitivity"].few(tmp_path))))["m-sensitivity-speed-up"]  # a panel each
+    assert both.runs["run_id"].is_unique
 
 
 @pytest.mark.parametrize(("slowest", "wide"), [(1.05, []), (1.2, [8])])
