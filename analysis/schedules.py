@@ -16,7 +16,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from analysis import looks, nominal, plot, scales
+from analysis import fitting, looks, nominal, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, distance, markers
 from analysis.words import TIME, closing, fastest, least_memory, listed, sentences
@@ -71,17 +71,19 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     plain = table[table["checkpointing"] == "never"]
     own = table if plain.empty else plain
     order = own.groupby("schedule")["step_ms.median"].max().sort_values().index.tolist()
-    figure, axes = plot.sheet(1, len(SHOWN), 0.22 * len(order) + 0.8, sharey=True)
+    across = len(SHOWN) if plot.WIDTH > plot.ONE_COLUMN else 1
+    height = (0.22 if across > 1 else 0.17) * len(order) + 0.8
+    figure, axes = plot.sheet(len(SHOWN) // across, across, height, sharey=True)
     formulas = {"bubble.measured": "bubble.formula", "step_ms.median": "step_ms.formula"}
     named = looks.looks(sorted(own["chunks"].unique()))
-    for axis, (value, label) in zip(axes[0], SHOWN.items(), strict=True):
+    for axis, (value, label) in zip(axes.flat, SHOWN.items(), strict=True):
         for place, (chunks, look) in enumerate(named.items()):
             line = own[own["chunks"] == chunks]
             at = line["schedule"].map(order.index) + 0.6 / len(named) * (place - (len(named) - 1) / 2)
             plot.across(axis, line, value, at, look, f"M = {chunks}")
             if value in formulas:
                 plot.strokes(axis, line[formulas[value]], at)
-        plot.titled(axis, x=label)
+        axis.set_xlabel(fitting.wrapped(label, min(plot.room(axis), plot.WIDTH / 2)))  # beside the names in one column
         axis.set_xlim(0, None)
         axis.xaxis.set_major_locator(MaxNLocator(3))
     scales.name_rows(axes[0, 0], order)
