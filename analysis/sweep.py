@@ -116,7 +116,7 @@ def answer(
         told = told if len(told) <= MOST_TOLD else []
     asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
     if reason := unscaled(asked):
-        told = [reason, *_of_equals(rows, value, unit)]
+        told = [reason, *_of_equals(rows)]
     known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
     if known:
         ratios = over_launches(rows.dropna(subset=known, how="all"), ["point"], known)
@@ -125,12 +125,15 @@ def answer(
     return sentences([*told, *least_memory(table, "point"), closing(rows, ["point"])])
 
 
-def _of_equals(rows: pd.DataFrame, value: str, unit: str) -> list[str]:
+def _of_equals(rows: pd.DataFrame) -> list[str]:
     """Return a phrase for each number of chunks, ranks, ... whose points compare: their times and bubbles."""
     told = []
     for _, own in rows.groupby(["chunks", "ranks", "replicas", "batch_size"]):
-        table = over_launches(own, ["point"], [value, BUBBLE]).sort_values([value, "point"])
-        ends = [f"{e['point']} with {spread(e, value, unit)}, a bubble of {spread(e, BUBBLE)}" for e in records(table)]
+        table = over_launches(own, ["point"], [TIME, BUBBLE]).sort_values([TIME, "point"])
+        ends = [
+            f"{e['point']} with {spread(e, TIME, 'ms per step')}, a bubble of {spread(e, BUBBLE)}"
+            for e in records(table)
+        ]
         told += [ends[0] if len(ends) == 1 else f"from {ends[0]}, to {ends[-1]}"]
     return told if len(told) <= MOST_TOLD else []
 

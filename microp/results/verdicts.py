@@ -58,7 +58,7 @@ def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
     """Return why the times of these points do not compare; None if they do.
 
     Nominal times that do not count the rows of a microbatch, or the layers of a stage, let the same model take longer
-    where there are more microbatches, or more stages.
+    where there are more microbatches, or more stages, and rows cost nothing.
 
     Args:
         configs: the configurations of runs, nested or with dotted keys.
@@ -75,10 +75,11 @@ def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
     per = sorted({*lacking, *(name for flat in nominal for name in flat["device.per"])})
     what = {"layer": "stage, whatever its layers", "row": "microbatch, whatever its rows"}
     more = {"layer": "more stages of the same model", "row": "more chunks of the same batch"}
+    same = {"layer": "stages", "row": "chunks and batch_size"}
     return (
-        f"the nominal times are per {' and per '.join(what[name] for name in lacking)}, so "
-        f"{' and '.join(more[name] for name in lacking)} take longer: compare points of equal "
-        f"{' and '.join({'layer': 'stages', 'row': 'chunks'}[name] for name in lacking)}, or give the times of one "
+        f"the nominal times are per {', and per '.join(what[name] for name in lacking)}, so "
+        f"{' and '.join(more[name] for name in lacking)} take longer{', and more rows do not' * ('row' in lacking)}: "
+        f"compare points of equal {', '.join(same[name] for name in lacking)}, or give the times of one "
         f"{' and '.join(per)} with device.per=[{','.join(per)}]"
     )
 

@@ -12,6 +12,7 @@ from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
 from analysis.command import section
 from analysis.words import versus
 from microp.records import LAUNCH
+from microp.results import unscaled
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import simulate
 from microp.trace import KINDS, makespan
@@ -203,6 +204,15 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
     assert "astest" not in said
     assert "2 with 180 ms per step, a bubble of " in said
     assert "8 with 135 ms per step, a bubble of " in said
+    sizes = rows.assign(**dict.fromkeys(("batch_size", "config.batch_size"), 8 * rows["chunks"]), chunks=4)
+    said = sweep.answer(sizes.assign(**{"config.chunks": 4}), ["batch_size"])
+    assert "take longer, and more rows do not: compare points of equal chunks and batch_size, or" in said
+    assert "16 with 180 ms per step, a bubble of " in said
+    assert "per row of" not in said
+    point = {"device.name": "emulated", "device.per": [], "batch_size": 8, "replicas": 1, "chunks": 2, "ranks": 2}
+    both = unscaled([point, {**point, "chunks": 4, "ranks": 4}])
+    assert "per stage, whatever its layers, and per microbatch, whatever its rows, so more" in both
+    assert "equal stages, chunks and batch_size, or give the times of one layer and row with" in both
     rows["config.device.per"] = [["row"] for _ in rows.index]
     assert sweep.answer(rows, ["chunks"]).startswith("Fastest of 2 points: 8")
 
