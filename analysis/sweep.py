@@ -36,6 +36,7 @@ QUANTITIES = {  # column -> its label, and a width of the interval that is never
     "activation_mib": ("peak activations of a rank, MiB", 0.0),
     **{ratio: (f"step time, {name}", 0.0) for ratio, name in RATIOS.items()},  # of runs with engine=compare
 }
+STEP = "ms per step"
 COMPARED = "compare (microp's step)"  # whose step a run with engine=compare counts with
 MOST_COLUMNS = 3
 MOST_TOLD = 8  # sets of points; the table has all
@@ -106,7 +107,7 @@ def answer(
     names = [", ".join(named(key, row[key]) for key in keys if not is_missing(row[key])) for row in records(rows)]
     rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
     same = rows["batch_size"].nunique() == 1
-    value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
+    value, unit = (TIME, STEP) if same else ("ms per row", "ms per row of the batch")
     told, table = fastest(rows, value, unit)
     if work := [key for key in keys if group_of(key) not in (*HOW, "batch_size")]:  # points that do not compare
         told = []

@@ -104,6 +104,8 @@ def test_over_all_runs(tmp_path):
         "Emulated, 1 configuration: ranks compute 70 % of a step; the next largest parts are wait: drain (20 %) "
         "and wait: warm-up (10 %)."
     )
+    noisy = section("rank_time", Made(store.runs().assign(disturbed=True))).answer
+    assert noisy.startswith("Emulated, 1 configuration (disturbed: 1 of 1): ranks compute 70 %")
 
 
 def predicted_runs(folder, **changes):

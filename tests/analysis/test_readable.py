@@ -85,7 +85,11 @@ def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
         made(tmp_path, name, 4, **{"time_ms.compute": [3.0, 6.0], LAUNCH: 0, "device": "cpu"})
         for name in ("1f1b", "gpipe")
     ]
-    exhibit = section("rank_time", Made(rows)).exhibits[0]
+    rows[0]["step_ms.median"] = 9.0  # the drawn step took 8 + 6
+    exhibit, timelines = section("rank_time", Made(rows)).exhibits
+    outlier = " Outliers among the drawn steps: 1f1b took 14.0 ms, of a median of 9.0."
+    assert exhibit.caption.endswith(outlier)
+    assert timelines.caption.endswith(outlier)
     [axis] = exhibit.figure.axes
     names = [label.get_text().split(",")[0] for label in axis.get_yticklabels()]
     assert names == ["gpipe", "1f1b"]
