@@ -34,7 +34,17 @@ from microp.config import (
     read_config,
 )
 from microp.points import Planned, board, run_attempt
-from microp.records import LockedError, RecordError, attempts, read_json, read_spans, read_summary, read_traced_step
+from microp.records import (
+    LockedError,
+    RecordError,
+    attempts,
+    disturbances,
+    read_env,
+    read_json,
+    read_spans,
+    read_summary,
+    read_traced_step,
+)
 from microp.results import load_runs, load_steps, spans_frame, unscaled
 from microp.system import flatten, override
 
@@ -64,7 +74,8 @@ class Run:
 
     def __repr__(self) -> str:
         step = self.summary["step_ms"]["median"]
-        return f"<run {self.summary['run_id']}: step {step:.1f} ms, bubble {self.summary['bubble']['measured']:.3f}>"
+        bubble, doubt = self.summary["bubble"]["measured"], ", disturbed" * self.disturbed
+        return f"<run {self.summary['run_id']}: step {step:.1f} ms, bubble {bubble:.3f}{doubt}>"
 
     def _repr_html_(self) -> str:
         step = read_traced_step(self.folder, self.summary)
@@ -75,6 +86,11 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole run."""
         return read_summary(self.folder)
+
+    @cached_property
+    def disturbed(self) -> bool:
+        """Whether something disturbed its timing, so that its times are not to be trusted."""
+        return bool(disturbances(self.summary, read_env(self.folder)))
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -102,7 +118,8 @@ class Run:
         if path is not None:
             trace.figure(step.panels, self.summary["run_id"], Path(path), sums=step.sums)
         predicted, replicas = self.summary.get("predicted"), self.summary["replicas"]
-        return trace.plain(trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas))
+        lines = trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas)
+        return trace.plain(lines) + "\ndisturbed" * self.disturbed
 
 
 def measure(*overrides: str, folder: Path | str | None = None, **keys: Any) -> Run:

@@ -70,6 +70,14 @@ def test_a_recorded_run_is_opened_by_its_folder_or_its_newest_attempt(measured, 
         microp.Run(tmp_path)
 
 
+def test_a_disturbed_run_says_so_wherever_it_is_shown(measured, monkeypatch):
+    run = microp.Run(measured[1].folder)
+    monkeypatch.setitem(run.summary, "shared_gpu", True)
+    assert repr(run).endswith(", disturbed>")
+    assert ", disturbed&gt;" in run._repr_html_()
+    assert run.draw().endswith("\ndisturbed")
+
+
 def test_a_run_and_a_price_are_drawn_in_a_notebook(measured):
     for shown in (measured[1], microp.price("chunks=2", "model.dim=64")):
         text, drawing = shown._repr_html_().split("<br>")
