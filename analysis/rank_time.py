@@ -142,10 +142,8 @@ def _largest(kind: str, runs: pd.DataFrame) -> str:
     reach = f" in the median ({low} to {high})" if len(shares) > 1 else ""
     rest = shares.drop(columns="compute").median().sort_values(ascending=False, kind="stable")
     first, second = (f"{LOOKS[str(name)][2]} ({percent(share, 0)})" for name, share in rest.head(2).items())
-    return (
-        f"{kind}, {counted(len(shares), 'configuration')}{doubts(runs, TIME)}: ranks compute {middle} of a step{reach}; "
-        f"the next largest parts are {first} and {second}"
-    )
+    of = f"{counted(len(shares), 'configuration')}{doubts(runs, TIME)}"
+    return f"{kind}, {of}: ranks compute {middle} of a step{reach}; the next largest parts are {first} and {second}"
 
 
 def prepared(runs: pd.DataFrame) -> pd.DataFrame:

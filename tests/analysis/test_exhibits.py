@@ -156,7 +156,9 @@ def test_the_table_of_times_adds_up_each_rank_fits_a_terminal_and_has_what_is_no
     assert lines[0].split() == ["ms", "compute", "warmup", "sum"]
     assert [line.split()[2:] for line in lines[1:3]] == [["1.00", "0.50", "1.50"], ["2.00", "0.25", "2.25"]]
     kinds = ("compute", "optimizer", "transfer", "warmup", "steady", "drain", "host", "reduction")
-    lines = time_table({**dict.fromkeys(kinds, [500.0] * 4), "recompute": [0.001] * 4}, 80).splitlines()
+    lines = time_table({**dict.fromkeys(kinds, [500.0] * 4), "recompute": [0.001] * 4}, 80).splitlines()  # a line each
+    assert [line.split()[0] for line in lines] == ["ms", *kinds, "sum"]
+    lines = time_table(dict.fromkeys(kinds, [500.0] * 16), 80).splitlines()
     assert max(map(len, lines)) <= 80
     words = [word for line in lines if "rank" not in line for word in line.split()]
     assert [word for word in words if word != "ms"] == [*kinds, "sum"]
