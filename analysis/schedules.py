@@ -13,13 +13,15 @@ time under every schedule, with every activation kept and with recomputation.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from analysis import fitting, looks, nominal, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, distance, markers
-from analysis.words import TIME, closing, fastest, least_memory, listed, sentences
+from analysis.words import TIME, closing, fastest, is_faster, least_memory, listed, sentences
 from microp.records import LAUNCH, over_launches
 from microp.results import records, worst_rank_mib
 from microp.simulator import simulate
@@ -46,7 +48,7 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit | None]:
     cases = [nominal.case(row) for row in records(runs.drop_duplicates(POINT).sort_values(POINT))]
     table["bubble.formula"] = [float(bubble_fraction(simulate(*case))) for case in cases]
     table["step_ms.formula"] = [nominal.step_ms(*case) for case in cases]
-    table["front"] = plot.on_front(table, ["chunks", "checkpointing"], "activation_kib", "step_ms.median")
+    table["front"] = _front(table, runs)
     return [compared(table, runs), pareto(table, runs)]
 
 
@@ -60,10 +62,21 @@ def answer(runs: pd.DataFrame) -> str:
     runs = runs[runs["chunks"] == chunks].assign(point=runs["schedule"])
     what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
     told, table = fastest(runs, TIME, "ms per step", what)
-    best = table[plot.on_front(table.assign(panel=""), ["panel"], "activation_mib", TIME)].sort_values("activation_mib")
+    of_point = table.assign(chunks=chunks, checkpointing="never", schedule=table["point"])
+    best = table[_front(of_point, runs, "activation_mib")].sort_values("activation_mib")
     if len(best) > 1 and not table["disturbed"].all():
         told.append(f"the best compromises, from the least memory to the shortest step: {listed(list(best['point']))}")
     return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
+
+
+def _front(table: pd.DataFrame, runs: pd.DataFrame, memory: str = "activation_kib") -> pd.Series[bool]:
+    """Return which rows are on the Pareto front of their panel: faster, as far as can be told, than what needs less."""
+    of = dict(iter(runs.groupby(POINT)))
+
+    def faster(row: pd.Series[Any], best: pd.Series[Any]) -> bool:
+        return is_faster(of[tuple(row[POINT])], of[tuple(best[POINT])])
+
+    return plot.on_front(table, POINT[:2], memory, TIME, faster)
 
 
 def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
@@ -128,7 +141,8 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     )
     text = (
         "Step time against peak activations of the rank that holds most, one marker per schedule. The line is the "
-        f"Pareto front of its panel; on it are, from the least memory to the shortest step: {fronts}. {markers(runs)}"
+        "Pareto front of its panel, without what is not told apart from the point before it; on it are, from the least "
+        f"memory to the shortest step: {fronts}. {markers(runs)}"
     )
     return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)
 

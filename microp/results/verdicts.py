@@ -110,7 +110,7 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             what = "emulated process" if one.summary["device"] == "emulated" else "process"
             faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
             slow, fast = sorted((one.summary["step_ms"], best.summary["step_ms"]), key=lambda step: -step["median"])
-            is_small = slow["median"] < NOISY * fast["median"] or slow["p10"] <= fast["p90"]  # their steps overlap
+            is_small = slow["median"] < NOISY * fast["median"] or overlap(slow, fast)
             is_noise = is_small and (one.disturbed or best.disturbed)
             if is_noise or alone_ms > best_ms * _ranks(best):  # more than as many times as there are ranks is noise
                 faster, is_single = "too noisy to say which is faster", False
@@ -122,6 +122,11 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
                 f"{', the fastest of these pipelines,' if len(pipelines) > 1 else ''} takes {best_ms:.4g} ms"
                 f"{_mark(best)}: {faster}{', in one launch each' * is_single}"
             )
+
+
+def overlap(slow: Mapping[str, float], fast: Mapping[str, float]) -> bool:
+    """Return whether the steps of two launches overlap, by their p10 and p90: then neither is called the faster one."""
+    return slow["p10"] <= fast["p90"]
 
 
 def _mark(row: PointRow) -> str:
