@@ -295,13 +295,14 @@ def on_front(
 
     `is_faster`: whether a row is faster than the one before it on the front; by default if its `y` is smaller.
     """
-    front = pd.Series(False, table.index)
+    front = []
     for _, own in table.dropna(subset=[x, y]).sort_values([x, y], kind="stable").groupby(list(by)):
         best = None
         for at, row in own.iterrows():
             if best is None or (row[y] < best[y] and (is_faster is None or is_faster(row, best))):
-                front[at], best = True, row
-    return front
+                best = row
+                front.append(at)
+    return pd.Series(table.index.isin(front), table.index)
 
 
 def draw_front(axis: Axes, best: pd.DataFrame, x: str, y: str) -> None:

@@ -71,7 +71,7 @@ def refusal(error: BaseException) -> list[str]:
         if key not in " ".join(texts):
             texts.insert(0, key)
     elif match := re.search("Could not override '([^'@]*)", texts[0]):  # in a file's defaults list
-        key, names = match[1], GROUPS
+        key, names = match[1], list(GROUPS)
     texts[0] = texts[0].removeprefix("In 'base': ")  # microp's own file; another one's name helps
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
     remedy = _remedy(text, key)

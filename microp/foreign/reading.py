@@ -259,7 +259,7 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
     for rank, places in parts.items():
         read = (each for where in places for each in events.ranges[where])
         ranges = [Range(start + offset, end + offset, mark) for start, end, mark in read]
-        yield Lane(path, rank, ranges, world, *columns, host=host[1] if host else "")
+        yield Lane(path, rank, ranges, world, *columns)._replace(host=host[1] if host else "")
 
 
 def _csv_lanes(path: Path, text: str) -> Iterator[Lane]:
