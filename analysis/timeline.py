@@ -176,11 +176,15 @@ def _summary(attempt: Path) -> dict[str, Any]:
 def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
     """Return a text table of the step's time in ms, kind -> its time on each rank: a line per rank, a column per kind.
 
-    Columns that have no room stand below, with the ranks again.
+    If that has no room, there is a line per kind; if that has none either, columns stand below, with the ranks again.
     """
     times = pd.DataFrame(time_ms).rename(index="rank {}".format).rename_axis(columns="ms")
     times = times.loc[:, [kind for kind in times if _is_shown(times[kind])]].assign(sum=times.sum(axis="columns"))
-    tables = [times.to_string(float_format=form.format, line_width=columns) for form in ("{:.2f}", "{:.1f}", "{:.0f}")]
+    tables = [
+        frame.to_string(float_format=form.format, line_width=columns)
+        for frame in (times, times.T.rename_axis(index=None, columns="ms"))
+        for form in ("{:.2f}", "{:.1f}", "{:.0f}")
+    ]
     table = next((table for table in tables if "\\\n" not in table), tables[0])
     return table.replace("  \\\n", "\n")  # pandas marks a table that goes on below
 
