@@ -277,9 +277,9 @@ def predict(config: Config, job: Job) -> Forecast:
 
 
 def _at_peak_ms(config: Config, job: Job) -> float | None:
-    """Return what a step's operations take at the peak of all ranks; B and W have as many each as F."""
+    """Return what a step's operations take at the peak of all ranks."""
     profile, model = None if job.is_emulated else profile_for(config), job.model
-    flops = 3 * job.batch_size * sum(model.work(layer)[0] for layer in range(model.layers))
+    flops = job.batch_size * sum(sum(model.work(layer)[:2]) for layer in range(model.layers))
     return flops / profile.peak_gflops / job.processes / 1e6 if profile and profile.peak_gflops and flops else None
 
 
