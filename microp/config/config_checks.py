@@ -277,13 +277,19 @@ def ranks_here(config: Config) -> int:
     return int(os.environ["LOCAL_WORLD_SIZE"]) if is_joined() else config.ranks * config.replicas
 
 
+def shared_cores(config: Config) -> int | None:
+    """Return the number of cores here if the ranks compute on fewer than they need; else None."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    is_here = not isinstance(config.launch, SlurmSettings) and config.device.name == "cpu"
+    return cores if is_here and ranks_here(config) * config.device.threads > cores else None
+
+
 def warnings(config: Config, job: Job) -> list[str]:
     """Return what the user of a valid configuration should know, one sentence each."""
     texts = []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    here, is_here = ranks_here(config), not isinstance(config.launch, SlurmSettings)
+    here = ranks_here(config)
     who = f"ranks={here}" if config.replicas == 1 else f"{here} ranks of {config.replicas} replicas"
-    if is_here and config.device.name == "cpu" and here * config.device.threads > cores:
+    if cores := shared_cores(config):
         texts.append(
             f"{who} compute on {cores} cores: they take turns, so the timings measure "
             f"the cores and not the schedule (gradients, losses and memory are still exact)"

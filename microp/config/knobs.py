@@ -26,6 +26,7 @@ from microp.config.schema import (
     default_options,
     default_settings,
     default_values,
+    is_fixed,
     values_of,
 )
 from microp.schedule import Schedule
@@ -140,6 +141,13 @@ def uses(group: str, key: str, option: str) -> bool:
 def run_of(config: Config, **changes: Any) -> Config:
     """Return the configuration of a run that another command's configuration is of, with some keys changed."""
     return Config(**{field.name: getattr(config, field.name) for field in fields(Config)} | changes)
+
+
+def used_knobs(config: Config, group: str) -> tuple[str, list[str]]:
+    """Return the name of the option that was chosen of a group, and which of its keys can be typed beside it."""
+    node, not_used = getattr(config, group), unused(config)
+    keys = node if isinstance(node, dict) else vars(node)
+    return _name(config, group), [key for key in keys if not is_fixed(group, key) and f"{group}.{key}" not in not_used]
 
 
 def without_unused(config: Config) -> Config:
