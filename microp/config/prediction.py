@@ -203,8 +203,8 @@ def profile_notes(config: Config, rows: Sequence[float]) -> list[str]:
         notes.append(f"{profile.path} is of another machine ({profile.machine}): the times are that machine's")
     least, most = profile.rows[0], profile.rows[-1]
     return notes + [
-        f"microbatches of {count:g} rows are outside of what {profile.path} was measured with, {least:g} to {most:g}: "
-        "times are extrapolated"
+        f"microbatches of {count:g} {'row' if count == 1 else 'rows'} are outside of what {profile.path} was measured "
+        f"with, {least:g} to {most:g}: times are extrapolated"
         for count in rows
         if not least <= count <= most
     ]

@@ -148,6 +148,17 @@ class ModelSettings(ABC):
         assert slices == 1
         return self
 
+    @property
+    def layers_text(self) -> str:
+        """The number of layers, as it was asked for."""
+        return f"model.layers={self.layers}"
+
+    def segment_problems(self, segments: int) -> list[str]:
+        """List why no stage can be cut into so many segments, one sentence each."""
+        if not segments > self.layers > 0:
+            return []
+        return [f"checkpointing.segments={segments} is more than {self.layers_text}: use at most {self.layers}"]
+
     def slice_problems(self, slices: int) -> list[str]:
         """List why a row cannot be divided into so many slices along its tokens, one sentence each."""
         if slices == 1:
@@ -320,6 +331,10 @@ class OwnSettings(ModelSettings):
     @property
     def draws(self) -> bool:
         return bool(self.facts.random)
+
+    @property
+    def layers_text(self) -> str:
+        return f"the layers of model={self.name}"
 
     @property
     def asked(self) -> dict[str, Any]:

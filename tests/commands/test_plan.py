@@ -69,6 +69,10 @@ def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):
     assert not (tmp_path / "outputs").exists()
     enough = re.search(r"more: use (memory_gib=\S+) \(", done.stderr).group(1)
     assert microp(*words, enough, folder=tmp_path, program="microp.plan").returncode == 0
+    one = [*words, "schedule=gpipe", "chunks=2", "partition=uniform", "checkpointing=never"]
+    little = microp(*one, "memory_gib=0.00001", folder=tmp_path, program="microp.plan").stderr
+    assert "is too little for schedule=gpipe chunks=2, which needs " in little
+    assert ran(*one, folder=tmp_path, program="microp.plan").stdout.startswith("1 candidate, 0 need too much memory; ")
 
 
 @pytest.mark.parametrize("word", ["device.reduce_ms=1", "device.recompute_ms=1", "device.latency_ms=1", "sync=flat"])
