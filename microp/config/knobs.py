@@ -112,6 +112,9 @@ def unused(config: Config) -> dict[str, Unused]:
     if isinstance(config, SimulateConfig | ProfileConfig):
         what = "a profile" if isinstance(config, ProfileConfig) else "a price"
         result |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
+    if isinstance(config, SimulateConfig) and not config.device.is_emulated and not is_computed(config.partition):
+        by = f"a price of device={config.device.name} with partition={_name(config, 'partition')}"
+        result["profile"] = Unused(by, "use device=FILE.yaml for its times, or partition=balanced")
     return {key: why for key, why in result.items() if "." not in key or _group(key) not in result}
 
 
