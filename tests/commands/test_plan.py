@@ -1,5 +1,6 @@
 """`python -m microp.plan`: a table of plans, each with a command that runs."""
 
+import json
 import re
 import shlex
 
@@ -59,6 +60,11 @@ def test_a_run_of_a_plan_for_another_machine_shows_no_memory_of_the_small_model_
     words = [f"device={made}", "model.layers=4", "batch_size=8"]
     run = ran(*words, "steps=1", "warmup_steps=0", folder=tmp_path)
     assert "MiB" not in run.stdout
+    words += ["ranks=2", "schedule=gpipe", "chunks=4"]
+    priced = ran(*words, "output=json", folder=tmp_path, program="microp.simulate")
+    ran(*words, "partition=uniform", "checkpointing=never", folder=tmp_path, program="microp.plan")
+    [path] = (tmp_path / "outputs" / "plans").glob("*.json")
+    assert json.loads(priced.stdout)["peak_memory_mib"] == read(path)["plans"][0]["peak_memory_mib"]  # of the profile
 
 
 def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):
