@@ -284,7 +284,7 @@ def _show_timeline(price: dict[str, Any]) -> None:
     if price["peak_memory_mib"]:
         out.print(f"peak MiB per rank:  {_listed(price['peak_memory_mib'], '.1f')}", soft_wrap=True)
     if sums := price["reduction"]:
-        out.print(f"with the sums over the replicas: makespan {sums['makespan']:g}", soft_wrap=True)
+        out.print(f"with the sums: makespan {sums['makespan']:g}", soft_wrap=True)
         out.print(f"wait for the sums per rank: {_listed(sums['exposed'])}", soft_wrap=True)
 
 

@@ -52,10 +52,13 @@ def _rules(config: Config) -> dict[str, Unused]:
     """Return the knobs, and the whole groups, that the configuration of a run does not use; the last reason counts."""
     policy, device, schedule = f"checkpointing={config.checkpointing.name}", config.device, config.schedule.get("name")
     by_torch, partition = config.engine.name == "torch", config.partition
-    whole = not by_torch and config.engine.batch_weights and _has_no_w(config)  # built only if it matters
+    # the schedule is built only if it matters
+    whole = not by_torch and config.engine.batch_weights and not _of_schedule(config, "input_gradients", True)
+    no_sums = config.replicas == 1 and getattr(device, "reduce_ms", None) and _of_schedule(config, "copies", 2) == 1
     speeds = device.is_emulated or is_computed(partition)
     rules = [  # whether it holds, the knobs, what does not use them, what would
-        (config.replicas == 1, ["sync", "device.reduce_ms"], "replicas=1", "replicas=2 or more"),
+        (config.replicas == 1, ["sync"], "replicas=1", "replicas=2 or more"),
+        (bool(no_sums), ["device.reduce_ms"], "replicas=1", "replicas=2 or more, or a schedule with copies"),
         (config.sync.name == "torch_ddp", ["sync.first_bucket_mb"], "sync=torch_ddp, where it is 1", "sync=ddp"),
         (config.checkpointing.name != "segments", ["checkpointing.segments"], policy, "checkpointing=segments"),
         (config.checkpointing.segments == 0, ["device.recompute_ms"], policy, "checkpointing=always"),
@@ -89,13 +92,13 @@ def _is_ours(config: Config, key: str) -> bool:
     return not knob or knob in default_values(group, _name(config, group))
 
 
-def _has_no_w(config: Config) -> bool:
+def _of_schedule(config: Config, name: str, otherwise: Any) -> Any:
+    """Return an attribute of the schedule; `otherwise` if it cannot be built, and its own problem is told instead."""
     try:
-        return not build(
-            "schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks
-        ).input_gradients
+        built = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
     except ValueError:
-        return False  # the schedule's own problem is told instead
+        return otherwise
+    return getattr(built, name)
 
 
 def unused(config: Config) -> dict[str, Unused]:

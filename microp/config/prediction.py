@@ -137,7 +137,8 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> Device
         return device
     profile, kinds = read_profile(Path(config.profile)), config.model.kinds
     workload = asked_workload(config, schedule, sizes)
-    reduces = config.replicas > 1 and device.reduce_ms is None and config.sync.name not in ("torch_ddp", "compare")
+    sums = config.replicas > 1 and config.sync.name not in ("torch_ddp", "compare")
+    reduces = (sums or schedule.copies > 1) and device.reduce_ms is None
     backend = config.comms.backend(device)
     costs = stage_costs(profile, kinds, workload, backend, config.replicas if reduces else 1)
     layers = profile.layer_memory(kinds, bool(schedule.input_gradients))

@@ -57,7 +57,7 @@ class Task:
         return self.base._replace(layers=tuple(sizes) * self.base.schedule.copies)
 
     def step(self, sizes: Sequence[int]) -> float:
-        """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
+        """Return the simulated time of a step, in the unit of the prices, with the sums over replicas or copies."""
         costs, schedule = self.prices.costs(self.workload(sizes)), self.base.schedule
         spans = simulate(schedule, costs)
         sums = trace.reductions(schedule, spans, costs.reduction) if costs.reduction else []

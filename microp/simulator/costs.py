@@ -56,7 +56,7 @@ class Costs:
         boundary: bytes of the tensor that enters the stage; its gradient has the same size.
         bandwidth: bytes per unit of time of one hop.
         transfer: the link model: the rule for the times of a hop.
-        reduction: the sum of the stage's gradients over the replicas, after the last gradient.
+        reduction: the sum of the stage's gradients over the replicas or copies, see `trace.reductions`.
         overhead: the engine's own time after an action, in which the rank computes nothing.
 
     Raises:

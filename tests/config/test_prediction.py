@@ -11,6 +11,7 @@ from user import ran, read
 
 from microp.commands import profiling
 from microp.config import compose_config, lacks_profile, make_job, predict, predicted_seconds, read_config
+from microp.config.prediction import prices_of
 from microp.profiling import TORCH, Transport
 from microp.records import read_rows, write_profile
 from microp.settings import Computing
@@ -149,6 +150,18 @@ def test_sums_over_replicas_end_an_emulated_step(tmp_path):
     typed = [*MODEL, "device=emulated", "device.forward_ms=5", "device.backward_ms=10", "chunks=2", "replicas=2"]
     assert predicted(tmp_path, *typed)[0].step_ms is None
     assert predicted(tmp_path, *typed, "device.reduce_ms=7")[0].step_ms == 52
+
+
+def test_sums_over_copies_end_an_emulated_step_and_are_estimated_for_a_real_one(tmp_path):
+    """Chimera on 2 ranks: (M - 1 + K)(F + B) from the first action to the last; each rank then sums its two stages."""
+    typed = [*MODEL, "chunks=4", "schedule=chimera"]
+    emulated = [*typed, "device=emulated", "device.forward_ms=5", "device.backward_ms=5"]
+    without = predicted(tmp_path, *emulated)[0].step_ms
+    assert predicted(tmp_path, *emulated, "device.reduce_ms=7")[0].step_ms == without + 14
+    made = written(tmp_path, *MODEL)
+    hop, config = made.transports["shm"], configured(*typed, f"output_dir={tmp_path}")
+    costs = prices_of(config).costs(make_job(config).workload)
+    assert costs.reduction == pytest.approx([hop.latency + 2 * hop.per_mib] * 4)  # 2 layers of 1 MiB
 
 
 NO_F = {"forward": (0.0, 0.0), **dict.fromkeys(("full", "backward", "weight", "recompute"), (1.0, 2.0))}
