@@ -21,7 +21,18 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from microp import trace
-from microp.config import Config, PricingJob, SimulateConfig, make_pricing_job, order_peaks, plain, read_config
+from microp.config import (
+    NO_MEMORY,
+    Config,
+    PricingJob,
+    SimulateConfig,
+    make_pricing_job,
+    order_peaks,
+    plain,
+    prices_of,
+    read_config,
+    used_profile,
+)
 from microp.job import run_id
 from microp.points import Point, PointsCallback, run_app
 from microp.results import asked, same, spans_frame
@@ -152,8 +163,13 @@ def _memory(job: PricingJob) -> list[float] | None:
     if problems := config.model.slice_problems(job.schedule.slices):
         console.note(f"no run, so no MiB: {problems[0]}")
         return None
+    rows = spread(config.batch_size, config.replicas)[0]
+    if config.device.is_emulated and (profile := used_profile(config)) is not None:  # config.model only stands in
+        if profile.tells_memory:
+            return prices_of(config).forecast(job.workload, config.model.batch_bytes(rows)).peak_memory_mib
+        _note(f"no MiB: {NO_MEMORY}")
+        return None
     try:
-        rows = spread(config.batch_size, config.replicas)[0]
         return order_peaks(config.model, config.computing, job.workload, rows)
     except ValueError as error:
         console.warn(str(error))

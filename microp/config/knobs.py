@@ -26,6 +26,7 @@ from microp.config.schema import (
     default_options,
     default_settings,
     default_values,
+    is_fixed,
     values_of,
 )
 from microp.schedule import Schedule
@@ -114,6 +115,9 @@ def unused(config: Config) -> dict[str, Unused]:
     if isinstance(config, SimulateConfig | ProfileConfig):
         what = "a profile" if isinstance(config, ProfileConfig) else "a price"
         result |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
+    if isinstance(config, SimulateConfig) and not config.device.is_emulated and not is_computed(config.partition):
+        by = f"a price of device={config.device.name} with partition={_name(config, 'partition')}"
+        result["profile"] = Unused(by, "use device=FILE.yaml for its times, or partition=balanced")
     return {key: why for key, why in result.items() if "." not in key or _group(key) not in result}
 
 
@@ -143,6 +147,13 @@ def uses(group: str, key: str, option: str) -> bool:
 def run_of(config: Config, **changes: Any) -> Config:
     """Return the configuration of a run that another command's configuration is of, with some keys changed."""
     return Config(**{field.name: getattr(config, field.name) for field in fields(Config)} | changes)
+
+
+def used_knobs(config: Config, group: str) -> tuple[str, list[str]]:
+    """Return the name of the option that was chosen of a group, and which of its keys can be typed beside it."""
+    node, not_used = getattr(config, group), unused(config)
+    keys = node if isinstance(node, dict) else vars(node)
+    return _name(config, group), [key for key in keys if not is_fixed(group, key) and f"{group}.{key}" not in not_used]
 
 
 def without_unused(config: Config) -> Config:

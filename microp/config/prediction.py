@@ -204,8 +204,8 @@ def profile_notes(config: Config, rows: Sequence[float]) -> list[str]:
         notes.append(f"{profile.path} is of another machine ({profile.machine}): the times are that machine's")
     least, most = profile.rows[0], profile.rows[-1]
     return notes + [
-        f"microbatches of {count:g} rows are outside of what {profile.path} was measured with, {least:g} to {most:g}: "
-        "times are extrapolated"
+        f"microbatches of {count:g} {'row' if count == 1 else 'rows'} are outside of what {profile.path} was measured "
+        f"with, {least:g} to {most:g}: times are extrapolated"
         for count in rows
         if not least <= count <= most
     ]
@@ -278,9 +278,9 @@ def predict(config: Config, job: Job) -> Forecast:
 
 
 def _at_peak_ms(config: Config, job: Job) -> float | None:
-    """Return what a step's operations take at the peak of all ranks; B and W have as many each as F."""
+    """Return what a step's operations take at the peak of all ranks."""
     profile, model = None if job.is_emulated else profile_for(config), job.model
-    flops = 3 * job.batch_size * sum(model.work(layer)[0] for layer in range(model.layers))
+    flops = job.batch_size * sum(sum(model.work(layer)[:2]) for layer in range(model.layers))
     return flops / profile.peak_gflops / job.processes / 1e6 if profile and profile.peak_gflops and flops else None
 
 

@@ -76,7 +76,7 @@ class EstimateSettings(DeviceSettings):
     """A device that is not here, for plans and prices: the times of layers are estimated, and nothing can run on it.
 
     A forward takes as long as its operations, or as the bytes of its weights, its input and its output, whichever is
-    longer (the roofline of Williams, Waterman and Patterson, 2009); each of I and W takes as long as F.
+    longer (the roofline of Williams, Waterman and Patterson, 2009); I and W take it times their operations over its.
     """
 
     # the operations of a rank in 1e12 per second: what its kernels reach, not what its datasheet promises

@@ -26,12 +26,13 @@ PAGES = {  # command -> keys that others do not have, which come first
     "plan": ["memory_gib", "chunks", "schedule.stages_per_rank"],
     "profile": ["seconds"],
     "simulate": ["output", "costs.forward"],
-    "order": ["output", "costs.latency", "search.file"],
+    "order": ["output", "search.file", "costs.latency"],
 }
+NOMINAL = [f"device.{key}" for key in ("forward_ms", "per", "tflops", "link_gb_per_s", "speed")]  # none is measured
 NOT_ON = {  # command -> keys that do not count for it; a plan searches some of them
     "plan": ["steps", "tracking.project", "data.path", "seed", "partition.share", "compile"],
-    "profile": ["steps", "ranks", "schedule.drain", "checkpointing.segments", "sync.bucket_mb"],
-    "order": ["steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas"],
+    "profile": ["steps", "ranks", "schedule.drain", "checkpointing.segments", "sync.bucket_mb", *NOMINAL],
+    "order": ["steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas", "comms", "optimizer"],
 }
 
 
@@ -39,7 +40,8 @@ NOT_ON = {  # command -> keys that do not count for it; a plan searches some of 
 def test_the_page_fits_its_width_and_explains_every_key(program, tmp_path):
     done = ran("--help", folder=tmp_path, program=f"microp.{program}", COLUMNS="80")
     assert max(map(len, done.stdout.splitlines())) < 80
-    counting = KEYS if program not in NOT_ON else [key for key in KEYS if key.split(".")[0] in ("model", "device")]
+    groups = ("model",) if program == "profile" else ("model", "device")
+    counting = KEYS if program not in NOT_ON else [key for key in KEYS if key.split(".")[0] in groups]
     places = [re.search(rf"^ *{re.escape(key)}=.*\n? +\w", done.stdout, re.M) for key in (*PAGES[program], *counting)]
     assert all(places)
     starts = [place.start() for place in places[: len(PAGES[program]) + 1] if place]

@@ -272,6 +272,8 @@ def test_a_profile_gives_an_emulated_device_the_times_of_the_trace(tmp_path, sch
     aligned, rows, costs = traced(tmp_path, schedule, weight=2)
     profile, notes = profile_of(aligned, rows, [8] * 4, costs, 4)
     assert "fit within 0 %" in " ".join(notes)
+    assert "ms of the traced loop are left out" in notes[1]
+    assert profile.edges == (0, 0)
     path = tmp_path / "profile.yaml"
     path.write_text(yaml.safe_dump(to_plain(profile)))
     words = [f"profile={path}", "device=emulated", "model.layers=32", "ranks=4", "chunks=8", "batch_size=32"]
