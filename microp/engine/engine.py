@@ -44,15 +44,10 @@ from microp.trace import Actions, StepTrace
 
 
 class Runner(Protocol):
-    """Runs steps: an engine, or the limit with which engines are compared.
+    """Runs steps: an engine, or the limit with which engines are compared."""
 
-    Attributes:
-        factor: the factor that makes the time of a step comparable with that of other runners.
-        after_action: a function that is called after each action; None for no call.
-    """
-
-    factor: float
-    after_action: Callable[[], None] | None
+    factor: float  # the factor that makes the time of a step comparable with that of other runners
+    after_action: Callable[[], None] | None  # a function that is called after each action; None for no call
 
     def step(self, number: int) -> StepTrace | None:
         """Run step `number`, whose batch has been loaded; return its trace, or None if it makes none."""
@@ -63,32 +58,23 @@ class ActionError(RuntimeError):
 
 
 class Boundary(NamedTuple):
-    """The shapes and the types of the tensors between stages.
+    """The shapes and the types of the tensors between stages."""
 
-    Attributes:
-        shape: (rows, stage) -> the shape of the tensor that enters a stage, which is also that of its gradient.
-        dtype: stage -> the type of both.
-    """
-
+    # (rows, stage) -> the shape of the tensor that enters a stage, which is also that of its gradient
     shape: Callable[[int, int], tuple[int, ...]]
-    dtype: Callable[[int], torch.dtype]
+    dtype: Callable[[int], torch.dtype]  # stage -> the type of both
     device: torch.device = torch.device("cpu")
 
 
 class _Bound(NamedTuple):
-    """One action with all functions that it calls, looked up before the step.
-
-    Attributes:
-        take: waits for the action's input and returns it; None if it has none.
-        give: passes on the action's output; None if no action uses it.
-        completed_sends: wait for sends; the arrival of the action's input shows that they have completed.
-    """
+    """One action with all functions that it calls, looked up before the step."""
 
     posts: tuple[Callable[[], Any], ...]
-    take: Callable[[], Tensor | None] | None
+    take: Callable[[], Tensor | None] | None  # waits for the action's input and returns it; None if it has none
     run: Run
     microbatch: int
-    give: Give | None
+    give: Give | None  # passes on the action's output; None if no action uses it
+    # wait for sends; the arrival of the action's input shows that they have completed
     completed_sends: tuple[Callable[[], Any], ...]
 
 

@@ -158,18 +158,12 @@ def _middle_half(steps: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[Seque
 
 
 class _Taken(NamedTuple):
-    """A span and the tensor of another rank that it took; the forward of a pair the later one of both its actions'.
-
-    Attributes:
-        taker: the action that took it: the span's, or its partner.
-        link: the higher stage of the hop; None if it took none.
-        made: when it had been made; inf: not in spans.
-    """
+    """A span and the tensor of another rank that it took; the forward of a pair the later one of both its actions'."""
 
     span: Span
-    taker: Action
-    link: int | None
-    made: Any
+    taker: Action  # the action that took it: the span's, or its partner
+    link: int | None  # the higher stage of the hop; None if it took none
+    made: Any  # when it had been made; inf: not in spans
 
 
 def _taken(schedule: Schedule, spans: Iterable[Span]) -> list[_Taken]:
