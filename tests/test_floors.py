@@ -188,7 +188,7 @@ ALLOWED = {
     "device/ranges.py": {
         "torch._C._profiler._RecordFunctionFast"  # torch.profiler.record_function takes 0.1 ms of what it times
     },
-    "model/compiled.py": {
+    "model/stage.py": {
         "torch._functorch.config"  # a setting of torch's compiler that has no public name
     },
     "model/fake.py": {

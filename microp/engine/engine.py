@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from microp.comms import PLACE, SINCE, Comms, Inbox, Message, Outbox, Place
+from microp.comms import PLACE, SINCE, Comms, Inbox, Message, Outbox, Place, awaited_rank, trail
 from microp.device import Device, Give, Run
-from microp.engine.failure import describe_failure
 from microp.model import Stage
+from microp.records import in_words
 from microp.schedule import (
     Action,
     Op,
@@ -319,3 +319,27 @@ def _boundary_of(action: Action) -> int:
 def _run_group(stage: Stage, microbatches: Sequence[int], _microbatch: int, _x: Tensor | None) -> None:
     if microbatches:
         stage.weight_gradients(microbatches)
+
+
+def describe_failure(comms: Comms, schedule: Schedule, error: BaseException, step: int | None = None) -> str:
+    """Return one line about the error of a rank: at what action or place, in which step, and if it waited, for whom.
+
+    ::
+
+        rank 1, action 1F1, step 2: out of memory
+        rank 2 waited 60 s for 1F3 from rank 1, which waits for 0F3 from rank 0, which has been in 0F3 ... (step 7)
+
+    Ranks are counted over all replicas, as in the names of the files. `step` is None for that in the rank's heartbeat.
+    """
+    heartbeats, me = comms.heartbeats, comms.world_rank
+    beat = heartbeats.read(me)
+    step = beat.step if step is None else step
+    name = heartbeats.rank_text
+    where, action = beat.where(schedule, comms.rank), beat.action(schedule, comms.rank)
+    if not isinstance(error, TimeoutError) or (action and not beat.waits):
+        return f"{name(me)}, {'action ' if action else ''}{where}, step {step}: {in_words(error)}"
+    other = awaited_rank(heartbeats, schedule, me)
+    whom = "another rank" if other is None else f"{name(other)}{trail(heartbeats, schedule, other)}"
+    source = schedule.source(action) if action else None
+    what = f"for {source} from {whom}" if source else f"at {where} for {whom}"
+    return f"{name(me)} waited {comms.timeout_s:g} s {what} (step {step})"
