@@ -93,8 +93,9 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
 
 def _rows(job: Job) -> str:
     """Return the number of rows of a microbatch; if microbatches differ, both numbers and the mean."""
-    least, most = min(job.workload.rows), max(job.workload.rows)
-    return counted(most, "row") if least == most else f"{least} or {most} rows ({job.mean_rows:.3g} on average)"
+    workload = job.workload
+    least, most = min(workload.rows), max(workload.rows)
+    return counted(most, "row") if least == most else f"{least} or {most} rows ({workload.mean_rows:.3g} on average)"
 
 
 def _about_times(job: Job, device: EmulatedSettings) -> str:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from microp.schedule import Action, Op, Schedule, remote_source
 from microp.simulator.costs import Costs, ratio
 from microp.simulator.simulation import Simulated, simulate
-from microp.trace import Reduction, Span, after_last_gradient, as_spans, reductions
+from microp.trace import Span, as_spans
 
 OTHER = 1.5
 
@@ -86,17 +86,6 @@ def replay(schedule: Schedule, spans: Iterable[Span]) -> Simulated:
     if all(1 / OTHER < share < OTHER for share in shares):
         return simulate(schedule, costs)
     return simulate(schedule, replace(costs, shares=shares))
-
-
-def replay_reductions(schedule: Schedule, spans: Iterable[Span], taken: Sequence[Reduction]) -> list[Reduction]:
-    """Return the reductions that follow `replay`'s spans, each with its measured time after its last gradient.
-
-    Args:
-        taken: the measured reductions; empty if there is one replica.
-    """
-    spans = as_spans(spans)
-    times = after_last_gradient(schedule, spans, taken)
-    return reductions(schedule, replay(schedule, spans), times) if times else []
 
 
 def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]], spans: Iterable[Span]) -> Simulated:
