@@ -40,7 +40,7 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
 }
 WITHOUT_TORCH = {"schedule", "system", "settings", "job", "trace", "simulator", "profiling", "planner", "orders"}
 WITHOUT_TORCH |= {"records", "results", "mirror", "foreign"}
-FOR_ANALYSIS = WITHOUT_TORCH
+FOR_ANALYSIS = WITHOUT_TORCH | {"terminal"}
 FILES = sorted((ROOT / "microp").rglob("*.py"))
 ANALYSIS = sorted((ROOT / "analysis").glob("*.py"))
 
