@@ -207,8 +207,7 @@ def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
     if point.output == "json":
         print(json.dumps(figures), flush=True)
         return figures
-    shown = trace.screen()
-    figures["text"], figures["folder"] = shown.text(priced.lines(shown.columns)), None
+    figures["lines"], figures["folder"] = priced.lines(out.width), None
     if len(priced.timeline) <= trace.DRAWN:
         folder = Path(point.output_dir) / "simulated" / run_id(plain(point), to_text(priced.schedule))
         priced.save(folder)
@@ -277,7 +276,7 @@ def _known(value: float | None) -> str:
 def _show_timeline(price: dict[str, Any]) -> None:
     """Print the timeline of a price and the numbers of its ranks."""
     out.print()
-    out.print(price["text"], soft_wrap=True, markup=False)
+    console.draw(price["lines"])
     known = price["closed_form"]["in_flight_peak"]
     form = f" (closed form {_listed(known)})" if known else ""
     out.print(f"in flight per rank: {_listed(price['in_flight_peak'])}{form}", soft_wrap=True)

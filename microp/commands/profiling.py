@@ -208,7 +208,7 @@ def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list
             times=list(times),
             steps=list(steps),
             weights=list(weights),
-            boundary=job.model.hop_bytes(job.partition.sizes, job.computing) * job.mean_rows,
+            boundary=job.model.hop_bytes(job.partition.sizes, job.computing) * job.workload.mean_rows,
         )
         cases.append(case)
     return cases

@@ -320,7 +320,7 @@ def warnings(config: Config, job: Job) -> list[str]:
                 f"partition.share={share} of {partition.layers} layers is {wanted}, but the other ranks "
                 f"need one each: rank {rank} gets {partition.sizes[rank]}"
             )
-    return [*texts, *uneven_rows(config, job.workload), *job.notes, *profile_notes(config, [job.mean_rows])]
+    return [*texts, *uneven_rows(config, job.workload), *job.notes, *profile_notes(config, [job.workload.mean_rows])]
 
 
 def _layers(numbers: Sequence[int]) -> str:

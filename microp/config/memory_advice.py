@@ -96,7 +96,7 @@ def subject_of(config: Config, devices: int, rows: float | None = None) -> Subje
 
 def _priced(config: Config, job: Job) -> tuple[Pricer, Priced]:
     """Return a pricer, and the price of the job as it is."""
-    pricer = Pricer(subject_of(config, job.processes, job.mean_rows))
+    pricer = Pricer(subject_of(config, job.processes, job.workload.mean_rows))
     if pricer.subject.memory is None:
         raise ValueError(NO_MEMORY)
     name, checkpointing = config.schedule["name"], config.checkpointing

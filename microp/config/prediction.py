@@ -258,7 +258,7 @@ def profile_command(config: Config) -> str:
 
 def lacks_profile(config: Config, job: Job) -> str | None:
     """Return what to type so that a run like this is predicted; None if it is predicted, or cannot be."""
-    if job.is_emulated or config.compile or profile_for(config) is not None:
+    if job.device.is_emulated or config.compile or profile_for(config) is not None:
         return None
     command = profile_command(config)
     return f"no profile of this model on this machine, so its times are not predicted: {command} makes one"
@@ -270,7 +270,7 @@ def lacks_profile(config: Config, job: Job) -> str | None:
 def predict(config: Config, job: Job) -> Forecast:
     """Return what is known of a run before it starts."""
     forecast = _forecast(config, job)._replace(at_peak_ms=_at_peak_ms(config, job))
-    if job.is_emulated:  # it computes with this model, however small, and not with the profile's
+    if job.device.is_emulated:  # it computes with this model, however small, and not with the profile's
         return forecast._replace(peak_memory_mib=_peaks(job))
     if job.engines[0] == TORCH:  # torch's runtime keeps other tensors
         return forecast._replace(peak_memory_mib=None)
@@ -279,7 +279,7 @@ def predict(config: Config, job: Job) -> Forecast:
 
 def _at_peak_ms(config: Config, job: Job) -> float | None:
     """Return what a step's operations take at the peak of all ranks."""
-    profile, model = None if job.is_emulated else profile_for(config), job.model
+    profile, model = None if job.device.is_emulated else profile_for(config), job.model
     flops = job.batch_size * sum(sum(model.work(layer)[:2]) for layer in range(model.layers))
     return flops / profile.peak_gflops / job.processes / 1e6 if profile and profile.peak_gflops and flops else None
 
@@ -292,7 +292,7 @@ def predicted_seconds(config: Config, job: Job) -> float | None:
 
 def _forecast(config: Config, job: Job) -> Forecast:
     """Return what the prices tell; nothing if torch runs the job, and its time between actions is not known."""
-    if job.engines[0] == TORCH and not job.is_emulated:
+    if job.engines[0] == TORCH and not job.device.is_emulated:
         profile = profile_for(config)
         if profile is None or TORCH not in profile.transports:
             return Forecast(None, None, None, "no profile")

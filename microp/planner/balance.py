@@ -38,19 +38,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Task:
-    """What a partition is chosen for.
+    """What a partition is chosen for."""
 
-    Attributes:
-        base: what is run; the layers of its stages are not known yet.
-        prices: the times of actions for any partition.
-        ranks: their memory, of which equally fast partitions should take little; None: it does not count.
-        cap: the bytes of memory that each rank has; None: no limit.
-    """
-
-    base: Workload
-    prices: Prices
+    base: Workload  # what is run; the layers of its stages are not known yet
+    prices: Prices  # the times of actions for any partition
+    # the ranks' memory, of which equally fast partitions should take little; None: it does not count
     ranks: Ranks | None = None
-    cap: float | None = None
+    cap: float | None = None  # the bytes of memory that each rank has; None: no limit
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers, which every copy of the model has."""

@@ -40,17 +40,11 @@ from microp.trace import bubble_fraction
 
 
 class Prices(ABC):
-    """The times of actions, for any partition of a workload.
+    """The times of actions, for any partition of a workload."""
 
-    Attributes:
-        source: where the times come from, as a sentence's subject: `the nominal times of device=emulated`.
-        is_known: false if nothing is known, and every layer counts the same.
-        kinds: for each layer, a number that equal ones share; empty if all may differ.
-    """
-
-    source: str
-    is_known: bool
-    kinds: Sequence[int] = ()
+    source: str  # where the times come from, as a sentence's subject: `the nominal times of device=emulated`
+    is_known: bool  # false if nothing is known, and every layer counts the same
+    kinds: Sequence[int] = ()  # for each layer, a number that equal ones share; empty if all may differ
 
     @abstractmethod
     def costs(self, workload: Workload) -> Costs:

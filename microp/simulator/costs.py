@@ -229,19 +229,13 @@ def check_pairs(costs: Costs) -> Costs:
 
 
 class LayerTimes(NamedTuple):
-    """The times of one layer and one microbatch, in milliseconds.
-
-    Attributes:
-        weight: the weight gradient, apart from the input gradient.
-        full: the undivided backward, which takes less than `backward` + `weight`.
-        recompute: the forward once more, right before the backward.
-    """
+    """The times of one layer and one microbatch, in milliseconds."""
 
     forward: float
     backward: float
-    weight: float
-    full: float
-    recompute: float
+    weight: float  # the weight gradient, apart from the input gradient
+    full: float  # the undivided backward, which takes less than `backward` + `weight`
+    recompute: float  # the forward once more, right before the backward
 
 
 NO_TIMES = LayerTimes(0, 0, 0, 0, 0)

@@ -11,6 +11,7 @@ from user import ROOT, SMALL, environment_of, microp, ran
 
 from microp.config.schema import GROUPS, is_fixed
 from microp.system import about_sweep, sweep_names
+from microp.terminal import out
 
 TOP = re.findall(r"^(\w+):", (ROOT / "conf" / "base.yaml").read_text(), re.M)
 KEYS = {key for key in TOP if key != "defaults"} | {
@@ -89,6 +90,7 @@ COMMANDS = (
 @pytest.mark.parametrize("module", COMMANDS)
 def test_help_fits_80_columns_and_a_wrong_option_is_one_line(module, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(out, "width", 80)
     command = import_module(module)
     with pytest.raises(SystemExit, match="0"):
         command.main(["--help"])
