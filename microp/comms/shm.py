@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from microp.comms.base import Inbox, Message, Outbox, mailbox_sizes
+from microp.comms.base import Inbox, Message, Outbox, mailbox_sizes, view_of
 from microp.comms.hosts import Hosts
 from microp.comms.tcp import BARRIER_TAG, TcpComms, check_fits
 from microp.comms.waiting import TICK_S, Countdown, is_alive
@@ -143,8 +143,8 @@ class ShmComms(TcpComms):
     def _data(self, box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return the mailbox's data as a tensor."""
         check_fits(shape, dtype, box.nbytes)
-        count = torch.Size(shape).numel()
-        return torch.frombuffer(self._segment, dtype=dtype, count=count, offset=box.offset).view(*shape)
+        mailbox = torch.frombuffer(self._segment, dtype=torch.uint8, count=box.nbytes, offset=box.offset)
+        return view_of(mailbox, shape, dtype)
 
     def take(self, semaphore: ctypes.c_void_p, src: int) -> None:
         """Wait until rank `src` has posted the semaphore of a mailbox.

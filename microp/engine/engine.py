@@ -143,6 +143,7 @@ class Engine:
     Args:
         batch_weights: see `EngineSettings`.
         last: (stage, its last action that adds to its gradients) -> what is run in place of that action.
+        sums: messages that follow the actions of a step, of all ranks.
     """
 
     factor = 1.0
@@ -157,13 +158,14 @@ class Engine:
         rows: Sequence[int],
         batch_weights: bool = False,
         last: Callable[[int, Run], Run] = lambda _, run: run,
+        sums: Sequence[Message] = (),
     ) -> None:
         self._schedule, self._comms, self._device = schedule, device.wrap_comms(comms), device
         self._rank = comms.rank
         self._describe = partial(describe_failure, comms, schedule)
         self._beat = comms.heartbeats.line(comms.world_rank)
         self._boundary, self._rows = boundary, rows
-        self._comms.expect(self._messages())
+        self._comms.expect([*self._messages(), *sums])
         groups = weight_groups(schedule.ranks[comms.rank]) if batch_weights else {}
         self._bound = self._bind(stages, groups, last)
         self._marks: list[Any] = [None] * (3 * len(self._bound))

@@ -44,7 +44,7 @@ KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_FORWARD, IN_BACKWARD, IN_FULL, IN_W
 INPUT, INPUT_KEPT, INPUT_WHOLE, INPUT_PENDING, GRADIENT, GRADIENT_PENDING = range(9, 15)
 SENT_OUTPUT, SENT_WHOLE, SENT_GRADIENT, BOTH, BOTH_PENDING = range(15, 20)
 OWN_SEND, OWN_KEPT, FIRST_BACKWARD, FIRST_WEIGHT, RETURNED = range(20, len(FIELDS))
-SUMMED = 3  # tensors of a layer's gradients while they are summed over copies: as one, the other copy's, the sum
+SUMMED = 2  # tensors of a layer's gradients while they are summed over copies, beside the other copy's: as one, the sum
 _IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, IN_WEIGHT, OWN_SEND, OWN_KEPT, FIRST_BACKWARD, FIRST_WEIGHT]
 
 
@@ -156,9 +156,10 @@ class Ranks:
         """Return a rank's gradients, its mailboxes, and what the sum of a layer's over two copies needs beside them."""
         ends, stages, boxes = list(accumulate(sizes)), self._stages[rank], 0.0
         weights = [layer.weights for at in stages for layer in self._layers[ends[at] - sizes[at] : ends[at]]]
-        if self._holds.mailboxes:  # they never become fewer
+        if self._holds.mailboxes:  # they never become fewer; the sums have two, in turn
             boxes = float((self.counts[rank] * table[stages])[..., [INPUT, GRADIENT]].sum(axis=(1, 2)).max())
-        return sum(weights), boxes, SUMMED * max(weights)
+        received = max(weights[::2]) + max(weights[1::2], default=0) if self._holds.mailboxes else max(weights)
+        return sum(weights), boxes, received + SUMMED * max(weights)
 
     def _state_and_bytes(self, sizes: Sequence[int]) -> tuple[list[float], Floats]:
         """Return each stage's state, and its bytes by (stage, field)."""

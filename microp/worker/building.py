@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from microp.comms import Comms
+from microp.comms import Comms, Message
 from microp.device import Device, Run
 from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
 from microp.job import Job
@@ -78,16 +78,22 @@ def boundary_of(job: Job, device: Device) -> Boundary:
 
 
 def open_runner(
-    engine: str, job: Job, stages: Mapping[int, Stage], comms: Comms, device: Device, last: Callable[[int, Run], Run]
+    engine: str,
+    job: Job,
+    stages: Mapping[int, Stage],
+    comms: Comms,
+    device: Device,
+    last: Callable[[int, Run], Run],
+    sums: Sequence[Message],
 ) -> Runner:
-    """Return the runner that an engine's name stands for; `last` is that of `Engine`."""
+    """Return the runner that an engine's name stands for; `last` and `sums` are those of `Engine`."""
     boundary = boundary_of(job, device)
     if engine == "limit":
         return Limit(job.schedule, stages, boundary, job.rows)
     if engine == "torch":
         order, planned = job.torch_schedule, job.schedule
         return TorchEngine(order, planned, stages, comms, device, boundary, job.rows, job.checkpointing)
-    return Engine(job.schedule, stages, comms, device, boundary, job.rows, job.engine.batch_weights, last)
+    return Engine(job.schedule, stages, comms, device, boundary, job.rows, job.engine.batch_weights, last, sums)
 
 
 class BatchLoader:

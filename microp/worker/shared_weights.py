@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from microp.comms import Comms
+from microp.comms import Comms, Inbox, Message
 from microp.job import Job
 from microp.replicas import is_unused, to_sum
 
@@ -98,11 +99,12 @@ class TiedGradients:
     """The sums of the tied weights of one rank's layers; copies on one rank need no message."""
 
     def __init__(self, job: Job, layers: Mapping[int, nn.Module], comms: Comms) -> None:
-        self._comms = comms
+        self._comms, self._has_copies = comms, job.schedule.copies > 1
+        self._outbox, self._inbox = functools.cache(comms.outbox), functools.cache(comms.inbox)
         ranks = {  # layer -> the ranks of its copies, in their order
             layer: job.schedule.holders(stage) for stage in range(job.schedule.depth) for layer in job.layers_of(stage)
         }
-        tag = 2 * job.schedule.stages * job.schedule.units  # the first one above those of the actions
+        self._first_tag = tag = 2 * job.schedule.stages * job.schedule.units  # above those of the actions
         every = []
         for tied in job.model.tied_weights:
             weights = [[layers[layer].get_parameter(name)] if layer in layers else [] for layer, name in tied]
@@ -110,11 +112,26 @@ class TiedGradients:
                 _Shared([ranks[layer][-1] for layer, _ in tied], [tag + at for at in range(len(tied))], weights)
             )
             tag += len(tied)
-        for index in sorted(layers) if job.schedule.copies > 1 else ():
+        for index in sorted(layers) if self._has_copies else ():
             trained = [weight for weight in layers[index].parameters() if weight.requires_grad]
             held = [trained if rank == comms.rank else [] for rank in ranks[index]]
             every.append(_Shared(ranks[index], [tag + index] * len(held), held))
         self._shared = [shared for shared in every if any(w.requires_grad for part in shared.weights for w in part)]
+
+    def messages(self) -> list[Message]:
+        """Return the messages of the sums of all ranks, which call this together.
+
+        Layers of copies use two mailboxes of a link in turn: who sends a layer has had the peer's last one, which the
+        peer sent when it had read the one before.
+        """
+        mine, counts = [], Counter[int]()
+        for shared in self._shared:
+            for weights, tag in zip(shared.weights, shared.tags, strict=True):
+                for other in sorted({*shared.ranks} - {self._comms.rank}) if weights else ():
+                    slot = self._first_tag + counts[other] % 2 if self._has_copies else tag
+                    mine.append(Message(self._comms.rank, other, tag, sum(weight.nbytes for weight in weights), slot))
+                    counts[other] += 1
+        return [Message(*message) for rank in self._comms.all_gather(mine) for message in rank]
 
     def sum(self) -> None:
         """Replace the gradient of each copy by the sum over all copies. Raises like `Pending.wait`."""
@@ -129,18 +146,24 @@ class TiedGradients:
                 mine[copy] = torch.cat(parts) if len(parts) > 1 else parts[0]
         example = next(iter(mine.values()))
         others = sorted({*shared.ranks} - {self._comms.rank})
-        coming, leaving = {}, []
+        coming: dict[int, Inbox] = {}
+        finishes: list[Callable[[], Any]] = []
         # one order on all ranks: over NCCL a link's first transfer waits for its peer
         for copy, (rank, tag) in enumerate(zip(shared.ranks, shared.tags, strict=True)):
             if copy in mine:
-                leaving += [self._comms.isend_tensor(mine[copy], other, tag) for other in others]
+                outboxes = [self._outbox(example.shape, other, tag, example.dtype) for other in others]
+                for outbox in outboxes:
+                    outbox.send(mine[copy])
+                finishes += [outbox.finish for outbox in outboxes if outbox.finish is not None]
             else:
-                coming[copy] = self._comms.irecv_tensor(example.shape, rank, tag, example.dtype)
+                coming[copy] = inbox = self._inbox(example.shape, rank, tag, example.dtype)
+                if inbox.post is not None:
+                    inbox.post()
         total = functools.reduce(
             torch.add, [mine[copy] if copy in mine else coming[copy].wait() for copy in range(len(shared.ranks))]
         )
-        for sent in leaving:
-            sent.wait()
+        for finish in finishes:
+            finish()
         for weights in filter(None, shared.weights):
             for weight, part in zip(weights, total.split([weight.numel() for weight in weights]), strict=True):
                 if weight.grad is not None:

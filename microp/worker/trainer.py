@@ -59,8 +59,8 @@ class Trainer:
         self.sync = open_sync(job.sync, layers, divided, comms, device)
         self._tied = TiedGradients(job, self.layers, comms)
         comms.expect(())  # no mailbox of a job before; microp's engine announces its own
-        last = self.sync.wrap_last
-        self.engines = {name: open_runner(name, job, self.stages, comms, device, last) for name in job.engines}
+        ends = self.sync.wrap_last, self._tied.messages()
+        self.engines = {name: open_runner(name, job, self.stages, comms, device, *ends) for name in job.engines}
         self.engine = self.engines[job.engines[0]]
 
         # 3. prepare what is the same in each step
