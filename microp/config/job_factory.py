@@ -33,7 +33,7 @@ from microp.config.prediction import asked_workload, layer_memory, prices_of, pr
 from microp.config.schema import Config
 from microp.job import Job, Snapshot, question_id, run_id
 from microp.planner import Task
-from microp.records import RecordError, changed_since, read_env, snapshots
+from microp.records import RecordError, changed_data, read_env, snapshots
 from microp.schedule import Action, Partition, Schedule, builders, of_sizes, to_text, validate
 from microp.settings import EmulatedSettings, broken_rules
 from microp.simulator import Ranks, closed_forms, nominal_costs, nominal_optimizer
@@ -270,12 +270,13 @@ def about_resumed(jobs: list[Job]) -> list[str]:
         f"{job.run_id} goes on after step {snapshot.step} of {job.training_steps}, from {snapshot.folder}"
         for job, snapshot in resumed
     ]
-    seen = []
+    read, now = [], {}
     for job, snapshot in resumed:
         with suppress(RecordError, IndexError):  # the snapshot was taken out of its attempt
-            env = read_env(Path(snapshot.folder).parents[1])
-            seen.append((getattr(job.data, "path", None), env, job.data.contents()))
-    return goes_on + changed_since(seen)
+            path = getattr(job.data, "path", None)
+            read.append((path, read_env(Path(snapshot.folder).parents[1])))
+            now[path] = job.data.contents()
+    return goes_on + changed_data(read, now)
 
 
 def _run(config: Config, job: Job) -> Path:

@@ -165,12 +165,13 @@ class SweepCallback(PointsCallback):
 
     def _changed_data(self) -> list[str]:
         """Return which data are not those any more that finished points were trained on, one sentence per path."""
-        done = ((point.config.data, self._finished(name)) for name, point in self._points.items())
-        return records.changed_since(
-            (getattr(data, "path", None), records.read_env(attempt), data.contents())
-            for data, attempt in done
-            if attempt
-        )
+        read, now = list[tuple[str | None, dict[str, Any]]](), dict[str | None, str | None]()
+        for name, point in self._points.items():
+            if attempt := self._finished(name):
+                path = getattr(point.config.data, "path", None)
+                read.append((path, records.read_env(attempt)))
+                now[path] = point.config.data.contents()
+        return records.changed_data(read, now)
 
     def end(self, config: DictConfig) -> None:
         if not speaks():
@@ -206,7 +207,7 @@ class SweepCallback(PointsCallback):
         if rows:  # else every failure has been shown
             show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) > 1:
-            for text in records.changed_between((row.config["data"].get("path"), row.env) for row in rows):
+            for text in records.changed_data((row.config["data"].get("path"), row.env) for row in rows):
                 console.warn(text)
         return rows
 
