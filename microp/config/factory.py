@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field, make_dataclass, replace
 from math import prod
@@ -56,21 +56,14 @@ GIVEN = frozenset({"ranks", "chunks", "layers", "stages", "task"})  # arguments 
 _checked_models: dict[str, OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
-def build(
-    group: str,
-    node: dict[str, Any],
-    made: type[T],
-    offered: Mapping[str, Callable[[], Any]] | None = None,
-    **given: int,
-) -> T:
+def build(group: str, node: dict[str, Any], made: type[T], **given: Any) -> T:
     """Call the builder of an option with the given arguments and the option's own keys.
 
     Args:
         group: the option's group, for messages.
         node: the option: `name`, `builder` (a dotted path) and the builder's keys.
         made: what the builder returns.
-        offered: functions that make further arguments, for a builder whose signature names them.
-        given: the arguments of every builder of the group, for example the number of ranks.
+        given: the arguments of the builder that are no keys, for example the number of ranks.
 
     Raises:
         ValueError: the builder cannot be imported, a key is unknown or of the wrong type, or
@@ -81,20 +74,19 @@ def build(
             raise ValueError(f"{group}.{key} has no value: give each option of {group} a name and a builder")
     if broken := Name().broken(node["name"]):
         raise ValueError(f"{group}.name={quoted(node['name'])} {broken}")
-    builder, parameters, _ = read_builder(group, node)
+    builder = read_builder(group, node)[0]
     knobs = typed_keys(group, node)
     if group == "schedule":
         _refuse_too_large({**given, **knobs})
-    wanted = {key: make() for key, make in (offered or {}).items() if key in parameters}
     what = f"{group}.builder={node['builder']}"
     try:
-        result = builder(**given, **knobs, **wanted)
+        result = builder(**given, **knobs)
     except (Exception, SystemExit) as error:  # a builder may be the user's own, and exit
         log_traceback(error)
         if isinstance(error, ValueError) and node["builder"].startswith("microp."):
             named = any(str(error).startswith(f"{key}=") for key in knobs)
             raise ValueError(f"{group}.{error}" if named else str(error)) from error
-        numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
+        numbers = ", ".join(f"{key}={value}" for key, value in given.items() if isinstance(value, int)) or "its keys"
         raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
@@ -130,7 +122,7 @@ def is_computed(partition: dict[str, Any]) -> bool:
     """Return whether a partition's builder asks what the partition is for; not if it cannot be imported."""
     try:
         return "task" in read_builder("partition", partition)[1]
-    except ValueError:
+    except (KeyError, ValueError):  # `build` says what is wrong with the builder
         return False
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from microp.config import config_checks
 from microp.config.config import compose_config, plain, read_config
 from microp.config.errors import ConfigError
-from microp.config.factory import build
+from microp.config.factory import build, is_computed
 from microp.config.memory_advice import memory_cap, memory_problem
 from microp.config.prediction import asked_workload, layer_memory, prices_of, profile_command, times_of
 from microp.config.schema import Config
@@ -183,33 +183,20 @@ class Chosen(NamedTuple):
         return {**config, "partition": {"name": "sizes", "builder": builder, "sizes": list(self.partition.sizes)}}
 
 
-class _NoTaskError(Exception):
-    """The builder asks what the partition is for, and that is refused anyway."""
-
-
 def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None:
     """Return the partition that the builder of group `partition` makes, or raise ValueError with what is wrong with it.
 
     None if the builder asks what the partition is for, and that is refused anyway, such as the order, which is None.
     """
-    tasks: list[Task] = []
-
-    def task() -> Task:
-        device = config.device
-        if schedule is None or device.problems() or device.speed_problems(config.ranks) or config.model.problems():
-            raise _NoTaskError
-        tasks.append(_task_of(config, schedule))
-        return tasks[-1]
-
-    stages = config.ranks if schedule is None else schedule.depth
-    numbers = {"layers": config.model.layers, "stages": stages}
-    try:
-        partition = build("partition", config.partition, Partition, {"task": task}, **numbers)
-    except _NoTaskError:
+    device = config.device
+    given = {"layers": config.model.layers, "stages": config.ranks if schedule is None else schedule.depth}
+    if not is_computed(config.partition):
+        return Chosen(build("partition", config.partition, Partition, **given))
+    if schedule is None or device.problems() or device.speed_problems(config.ranks) or config.model.problems():
         return None
-    if not tasks:
-        return Chosen(partition)
-    if tasks[0].prices.is_known:
+    task = _task_of(config, schedule)
+    partition = build("partition", config.partition, Partition, task=task, **given)
+    if task.prices.is_known:
         return Chosen(partition, by_costs=True)
     note = (
         f"partition={config.partition['name']} {list(partition.sizes)} weighs layers by their FLOPs and bytes, "
