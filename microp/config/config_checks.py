@@ -37,7 +37,6 @@ from microp.system import (
     is_joined,
     is_over_hosts,
     memory_bytes,
-    no_compiler,
     out_of_reach,
     redact_values,
 )
@@ -75,8 +74,6 @@ def _lacking(config: Config) -> list[str]:
     """
     if isinstance(config.launch, SlurmSettings):
         return no_slurm()
-    if config.compile and config.device.name != "cuda" and (lacking := no_compiler()):
-        return lacking
     model, rows = config.model, -(-config.batch_size // config.replicas // config.chunks)
     total = sum(model.batch_bytes(config.batch_size))
     if config.device.name != "cuda":

@@ -22,7 +22,6 @@ from microp.system.machine import (
     is_joined,
     is_over_hosts,
     memory_bytes,
-    no_compiler,
     out_of_reach,
     process_started,
     processor,
