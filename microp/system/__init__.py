@@ -29,4 +29,4 @@ from microp.system.machine import (
     size_text,
     this_host,
 )
-from microp.system.places import CONF, PACKAGE, SWEEPS, about_sweep, installed_version, see_current_folder, sweep_names
+from microp.system.places import CONF, PACKAGE, SWEEPS, about_sweep, see_current_folder, sweep_names
