@@ -207,7 +207,8 @@ def _time(job: Job, steps: list[Step], attempt: Path) -> dict[str, list[float]] 
             row["rank"]: StepClock(
                 row["began_ns"],
                 row["ended_ns"],
-                *(round(row[key] * 1e6) for key in ("optimizer_ms", "recompute_ms")),
+                round(row["optimizer_ms"] * 1e6),
+                round(row["recompute_ms"] * 1e6),
                 round(row["exposed_ms"] * 1e6) * has_sums,
             )
             for row in pipeline
