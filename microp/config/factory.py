@@ -35,17 +35,8 @@ from hydra.utils import get_method
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from microp import settings
 from microp.config.errors import first_line, log_traceback
-from microp.settings import (
-    LOWERED,
-    MODELS,
-    Computing,
-    DeviceSettings,
-    Name,
-    OwnSettings,
-    own_settings,
-    quoted,
-)
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
 T = TypeVar("T")
@@ -53,7 +44,7 @@ LONGEST = 200  # characters of what an exception says
 MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
 MOST_WEIGHTS = 100_000_000  # of a model that is made with numbers to be checked; a larger one only if it has to be
 GIVEN = frozenset({"ranks", "chunks", "layers", "stages", "task"})  # arguments of builders that are no keys
-_checked_models: dict[str, OwnSettings] = {}  # every point of a sweep asks for the same few
+_checked_models: dict[str, settings.OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
 def build(group: str, node: dict[str, Any], made: type[T], **given: Any) -> T:
@@ -72,8 +63,8 @@ def build(group: str, node: dict[str, Any], made: type[T], **given: Any) -> T:
     for key in ("name", "builder"):
         if not isinstance(node.get(key), str):
             raise ValueError(f"{group}.{key} has no value: give each option of {group} a name and a builder")
-    if broken := Name().broken(node["name"]):
-        raise ValueError(f"{group}.name={quoted(node['name'])} {broken}")
+    if broken := settings.Name().broken(node["name"]):
+        raise ValueError(f"{group}.name={settings.quoted(node['name'])} {broken}")
     builder = read_builder(group, node)[0]
     knobs = typed_keys(group, node)
     if group == "schedule":
@@ -154,13 +145,15 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
 
 def _said(error: BaseException) -> str:
     """Return the type and the message of an exception in one line, cut if it is long."""
-    return quoted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"), LONGEST)
+    return settings.quoted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"), LONGEST)
 
 
 # --- a user's own model -----------------------------------------------------------------------------
 
 
-def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
+def own_model(
+    node: dict[str, Any], computing: settings.Computing, device: settings.DeviceSettings
+) -> settings.OwnSettings:
     """Return the settings of the model whose function an option names.
 
     ValueError: it would not train as in plain PyTorch.
@@ -171,7 +164,9 @@ def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings
     return copy.deepcopy(_checked_models[text])
 
 
-def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
+def _checked(
+    node: dict[str, Any], computing: settings.Computing, device: settings.DeviceSettings
+) -> settings.OwnSettings:
     import torch  # takes half a second, and only this needs it
 
     from microp.model import Layers, code_of, inspect_layers, lowered_types, number_of_weights, seeded
@@ -180,7 +175,7 @@ def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings)
         with torch.device(place):
             return build("model", node, Layers)
 
-    if node["name"] in MODELS:
+    if node["name"] in settings.MODELS:
         raise ValueError(f"model.name={node['name']} is the name of one of microp's models: choose another name")
     what, code, place = f"model.builder={node['builder']}", code_of(read_builder("model", node)[0]), "cpu"
     with suppress(ValueError):  # what fails without numbers may be right with them
@@ -190,9 +185,9 @@ def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings)
         made = layers(place)
         try:
             facts = inspect_layers(made, code)
-            if computing.dtype in LOWERED and facts.dtype == "float32":
+            if computing.dtype in settings.LOWERED and facts.dtype == "float32":
                 runs_on = "cuda" if device.name == "cuda" and torch.cuda.is_available() else "cpu"
                 facts = replace(facts, lowered=lowered_types(layers(place), computing, runs_on))
         except ValueError as error:
             raise ValueError(f"{what} returns {error}") from error
-    return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)
+    return settings.own_settings(node["name"], node["builder"], typed_keys("model", node), facts)
