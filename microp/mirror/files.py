@@ -70,7 +70,7 @@ def wandb_uid(attempt: Path, name: str) -> str:
 def _wandb_folders(attempt: Path) -> set[Path]:
     """Return the folders of an attempt's W&B runs; none if its records do not tell their ids."""
     try:
-        settings = TrackingSettings.recorded(records.read_config(attempt)["tracking"])
+        settings = TrackingSettings(**records.read_config(attempt)["tracking"])
         ids = [records.read_status(attempt)["uid"], *completed(attempt).values(), wandb_uid(attempt, SUMMARY)]
         folder = settings.folder(attempt.absolute().parents[2])
         return {path for uid in ids for path in files_of(uid, folder)}  # an id may be the end of another

@@ -126,9 +126,6 @@ def _sides(figures: pd.DataFrame) -> Iterator[Column]:
     yield Column("A/B", ratios, importance=8, about="A/B: of timings the geometric mean over launches.")
     interval = "verdict: of timings with the 95\u00a0% interval of A/B."
     yield Column("verdict", [_verdict(line) for line in lines], "left", 7, about=interval)
-    if any(line["verdict"] == "too noisy to say" for line in lines):
-        settled = "more launches: of each side, to settle a difference of this size; of one each, to see their spread."
-        yield Column("more launches", [_more(line) for line in lines], importance=4, about=settled)
 
 
 def _ratio(value: float) -> str:
@@ -145,13 +142,6 @@ def _number(line: dict[str, Any], key: str) -> str:
 def _verdict(line: dict[str, Any]) -> str:
     known = not results.is_missing(line["low"]) and line["verdict"] != "equal"
     return f"{line['verdict']} [{line['low']:.3f}, {line['high']:.3f}]" if known else line["verdict"]
-
-
-def _more(line: dict[str, Any]) -> str:
-    """Return how many more launches would settle a comparison; - if it is settled."""
-    if line["verdict"] != "too noisy to say":
-        return "-"
-    return "> 100" if results.is_missing(line["more"]) else f"{line['more']:.0f}"
 
 
 def _show_overall(figures: pd.DataFrame) -> None:
