@@ -87,7 +87,7 @@ def is_running(attempt: Path) -> bool:
 
 
 def remove(attempt: Path) -> bool:
-    """Delete an attempt, its W&B runs, and its run's folder if it was the last; return False if it runs.
+    """Delete an attempt, its W&B runs, and its run's folder if it was the last; return False if the run runs.
 
     Raises:
         OSError: a file cannot be deleted.
@@ -95,7 +95,7 @@ def remove(attempt: Path) -> bool:
     run = attempt.parent
     try:
         with records.hold(run):  # no process may start the run meanwhile
-            if is_running(attempt):  # it was started after it had been listed
+            if any(map(is_running, records.attempts(run))):
                 return False
             for folder in _wandb_folders(attempt):
                 shutil.rmtree(folder)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microp.job import NOT_ASKED
-from microp.mirror import is_running, remove
+from microp.mirror import remove
 from microp.records import attempts
 from microp.results import (
     PointRow,
@@ -201,20 +201,10 @@ def delete(runs: Runs, single: bool, yes: bool) -> int:
 
     A row of `runs` stands for all attempts of its run, or if `single` for its attempt alone. With `yes`, do not ask.
     """
-    doomed: dict[str, list[Path]] = {}  # of each folder that is listed the attempts that go with it
-    for folder in map(Path, runs.rows["folder"]):
-        siblings = [folder] if single else attempts(folder.parent)
-        running = [attempt for attempt in siblings if is_running(attempt)]
-        for attempt in running:
-            note(f"kept, because it runs or may run: {attempt}")
-        if not running:
-            doomed[str(folder)] = siblings
-    if not doomed:
-        error("nothing to delete: all of these runs run")
-        return 1
-    show_list(runs._replace(rows=runs.rows[runs.rows["folder"].isin(doomed)]), (), 0)
-    flat = [attempt for siblings in doomed.values() for attempt in siblings]
-    summary = f"{counted(len(flat), 'attempt')}, with W&B's files of them on this disk"
+    folders = map(Path, runs.rows["folder"])
+    doomed = [attempt for folder in folders for attempt in ([folder] if single else attempts(folder.parent))]
+    show_list(runs, (), 0)
+    summary = f"{counted(len(doomed), 'attempt')}, with W&B's files of them on this disk, but none that runs or may run"
     if not yes and not sys.stdin.isatty():
         error(f"nothing was deleted, because nobody can be asked here: add --yes to delete {summary}")
         return 2
@@ -222,11 +212,11 @@ def delete(runs: Runs, single: bool, yes: bool) -> int:
         note("nothing was deleted")
         return 1
     try:
-        left = [attempt for attempt in flat if not remove(attempt)]
+        left = [attempt for attempt in doomed if not remove(attempt)]
     except OSError as problem:
         error(f"{problem}: what comes after it was not deleted")
         return 1
     for attempt in left:
-        note(f"kept, because it has been started or deleted meanwhile: {attempt}")
-    note(f"deleted {counted(len(flat) - len(left), 'attempt')}; a sweep that planned them runs them again")
+        note(f"kept, because its run runs or may run: {attempt}")
+    note(f"deleted {counted(len(doomed) - len(left), 'attempt')}; a sweep that planned them runs them again")
     return 1 if left else 0
