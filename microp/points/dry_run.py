@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from microp.config import config_checks, plain, predicted_seconds
-from microp.points.hydra_app import Checked, Point, refuse, speaks
+from microp.points.hydra_app import Checked, Point
 from microp.points.planned import Planned
 from microp.points.run import equal_points
 from microp.records import owner_of, run_seconds
@@ -42,29 +42,22 @@ class DryPoint(NamedTuple):
     seconds: float | None = None  # the time that it is predicted to take; None if nothing is known
 
 
-def show_dry_run(checked: Sequence[Checked], skipped: int, problems: list[str], resumes: bool) -> NoReturn:
-    """Print a command's points, their state and predicted time, and what is invalid; exit with 0, or else 2."""
+def show_dry_run(checked: Sequence[Checked], skipped: int, resumes: bool) -> None:
+    """Print a command's points, their state and predicted time; `skip` leaves `skipped` others out."""
     points = [point for point in checked if isinstance(point, Point)]
-    if speaks():
-        if checked:
-            _show_points(list(_dry_points(checked, resumes)))
-        else:
-            console.note("this sweeper chooses each point after those before it: which ones they are is not known yet")
-        if (runs := len({point.made.run_id for point in points})) < len(points):
-            console.note(equal_points(len(points), runs))
-        if skipped:
-            console.note(f"skip=true leaves {skipped} of {len(checked) + skipped} points out")
-        texts = [text for point in points for text in config_checks.warnings(point.config, point.made)]
-        for warning in dict.fromkeys(texts):
-            console.warn(warning)
-        if reason := unscaled(plain(point.config) for point in points):
-            console.note(reason)
-    refused = [point.problems for point in checked if not isinstance(point, Point)]
-    invalid = Counter(problem for texts in refused for problem in dict.fromkeys(texts))
-    if invalid or problems:
-        counted = [f"{problem} ({number} of {len(checked)} points)" for problem, number in invalid.items()]
-        refuse((counted if len(checked) > 1 else list(invalid)) + problems)
-    raise SystemExit(0)
+    if checked:
+        _show_points(list(_dry_points(checked, resumes)))
+    else:
+        console.note("this sweeper chooses each point after those before it: which ones they are is not known yet")
+    if (runs := len({point.made.run_id for point in points})) < len(points):
+        console.note(equal_points(len(points), runs))
+    if skipped:
+        console.note(f"skip=true leaves {skipped} of {len(checked) + skipped} points out")
+    texts = [text for point in points for text in config_checks.warnings(point.config, point.made)]
+    for warning in dict.fromkeys(texts):
+        console.warn(warning)
+    if reason := unscaled(plain(point.config) for point in points):
+        console.note(reason)
 
 
 def _dry_points(checked: Sequence[Checked], resumes: bool) -> Iterator[DryPoint]:

@@ -84,8 +84,9 @@ class SweepCallback(PointsCallback):
             problems += nothing_to_resume(point.config, point.made)  # in a sweep it starts at its beginning
         return problems
 
-    def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
-        show_dry_run(checked, skipped, problems, resumes=is_sweep(config) and not config.again)
+    def dry_run(self, config: DictConfig, checked: list[Checked]) -> None:
+        if speaks():
+            show_dry_run(checked, len(self.skipped), resumes=is_sweep(config) and not config.again)
 
     @stop_on_error
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:

@@ -61,7 +61,7 @@ def test_each_point_has_its_state_its_steps_and_its_predicted_time(dry, tmp_path
         "invalid - -",
     ]
     assert "1 done, 2 invalid, 3 to run: 15 steps, about 8.5 s. Nothing was started." in text
-    assert "error: chunks=400 is more than batch_size=8 has rows: use at most 8 (2 of 6 points)" in text
+    assert "error: chunks=400 is more than batch_size=8 has rows: use at most 8" in text
     assert files(tmp_path) == before
     code, rows, _ = dry("chunks=2", *WORDS, "again=true")
     assert (code, rows[0].split()[:2]) == (0, ["to", "run"])
