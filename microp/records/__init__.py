@@ -45,7 +45,6 @@ from microp.records.records import (
     read_status,
     read_summary,
     row_files,
-    run_seconds,
 )
 from microp.records.replays import TracedStep, read_traced_step, traced_schedule
 from microp.records.statistics import LAUNCH, RANGE_UP_TO, WIDE_FRACTION, least_squares, over_launches, paired
