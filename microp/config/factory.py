@@ -37,10 +37,10 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from microp import settings
 from microp.config.errors import first_line, log_traceback
+from microp.records import in_words
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
 T = TypeVar("T")
-LONGEST = 200  # characters of what an exception says
 MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
 MOST_WEIGHTS = 100_000_000  # of a model that is made with numbers to be checked; a larger one only if it has to be
 GIVEN = frozenset({"ranks", "chunks", "layers", "stages", "task"})  # arguments of builders that are no keys
@@ -78,7 +78,7 @@ def build(group: str, node: dict[str, Any], made: type[T], **given: Any) -> T:
             named = any(str(error).startswith(f"{key}=") for key in knobs)
             raise ValueError(f"{group}.{error}" if named else str(error)) from error
         numbers = ", ".join(f"{key}={value}" for key, value in given.items() if isinstance(value, int)) or "its keys"
-        raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
+        raise ValueError(f"{what} failed for {numbers}: {in_words(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -104,7 +104,7 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         return builder, set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
-        said, (module, _, function) = _said(error.__cause__ or error), node["builder"].rpartition(".")
+        said, (module, _, function) = in_words(error.__cause__ or error), node["builder"].rpartition(".")
         said = f"{module} has no function {function}" if said.endswith("is not a package") else said
         raise ValueError(f"{group}.builder={node['builder']} {lacks}: {said}") from error
 
@@ -141,11 +141,6 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
         ) from None
     except OmegaConfBaseException as error:
         raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
-
-
-def _said(error: BaseException) -> str:
-    """Return the type and the message of an exception in one line, cut if it is long."""
-    return settings.quoted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"), LONGEST)
 
 
 # --- a user's own model -----------------------------------------------------------------------------
