@@ -148,7 +148,7 @@ def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path):
     words = ("-cd", ".", "schedule=mine")
     short = microp(*words, folder=tmp_path)
     assert (short.returncode, short.stderr.count("\n")) == (2, 1)
-    assert "RuntimeError: it fails" in short.stderr
+    assert "failed for ranks=2, chunks=4: it fails" in short.stderr
     for more, environment in (((), {"HYDRA_FULL_ERROR": "1"}), (("hydra.verbose=true",), {})):
         done = microp(*words, *more, folder=tmp_path, **environment)
         assert done.returncode == 2
