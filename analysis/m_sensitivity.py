@@ -131,7 +131,8 @@ def speed_up(rows: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     figure = _panels(table, "speed_up", "speed-up over one rank", legend)
     for axis, ranks in zip(figure.axes, table.groupby("panel", sort=False)["ranks"].first(), strict=True):
         plot.level(axis, ranks)
-    used = pd.concat([monoliths(runs), compared])
+    alone = monoliths(runs).merge(compared[[*SAME, LAUNCH]].drop_duplicates())
+    used = runs[runs["run_id"].isin([*alone["run_id"], *compared["run_id"]])]  # each once, and disturbed by itself
     text = (
         "Step time of the unpartitioned model (one rank, one microbatch, the same batch) over that of the pipeline, "
         f"paired by launch. Dotted: closed form, K (1 - bubble) with the bubble {_closed_forms(table)}. "
@@ -233,7 +234,7 @@ def _depths(axis: Axes, fits: pd.DataFrame) -> None:
         plot.across(axis, own, "depth", at, look, "")
         plot.strokes(axis, own["formula"], at)
     scales.name_rows(axis, list(named), 0.9)
-    axis.set_xlabel("effective depth, a/b + 1")
+    plot.titled(axis, x="effective depth, a/b + 1")
     axis.set_xlim(0, max(ranks, fits["depth.high"].max()) + 0.6)
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.axvline(ranks, **looks.THIN)

@@ -14,7 +14,7 @@ See `looks` for colours and markers, `scales` for axes, `fitting` for the measur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import matplotlib as mpl
@@ -288,11 +288,21 @@ def level(axis: Axes, value: float) -> None:
     axis.axhline(value, **THIN)
 
 
-def on_front(table: pd.DataFrame, by: Sequence[str], x: str, y: str) -> pd.Series[bool]:
-    """Return which rows are on the Pareto front of the rows equal in `by`: no other has both smaller `x` and `y`."""
-    known = table.dropna(subset=[x, y]).sort_values([x, y], kind="stable")
-    least = known.groupby(list(by))[y].transform(lambda values: values.cummin().shift(fill_value=np.inf))
-    return (known[y] < least).reindex(table.index, fill_value=False)
+def on_front(
+    table: pd.DataFrame, by: Sequence[str], x: str, y: str, is_faster: Callable[[Any, Any], bool] | None = None
+) -> pd.Series[bool]:
+    """Return which rows are on the Pareto front of the rows equal in `by`: no other has both smaller `x` and `y`.
+
+    `is_faster`: whether a row is faster than the one before it on the front; by default if its `y` is smaller.
+    """
+    front = []
+    for _, own in table.dropna(subset=[x, y]).sort_values([x, y], kind="stable").groupby(list(by)):
+        best = None
+        for at, row in own.iterrows():
+            if best is None or (row[y] < best[y] and (is_faster is None or is_faster(row, best))):
+                best = row
+                front.append(at)
+    return pd.Series(table.index.isin(front), table.index)
 
 
 def draw_front(axis: Axes, best: pd.DataFrame, x: str, y: str) -> None:

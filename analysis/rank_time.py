@@ -28,7 +28,7 @@ from analysis import fitting, looks, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.varied import differing, group_of, say, varying
-from analysis.words import listed, sentences
+from analysis.words import TIME, doubts, listed, sentences
 from microp.records import read_traced_step
 from microp.results import is_missing, records
 from microp.trace import DRAWN, KINDS, bubble_fraction, makespan, sheet
@@ -43,6 +43,7 @@ WHERE = ["device", "model", "ranks"]
 SETTING = ["chunks", "batch_size", "checkpointing", "place"]
 IN_EVERY_TITLE = ("chunks", "ranks", "device.name", "model.name", "checkpointing.name")
 HOW_LONG = ("config.steps", "config.warmup_steps")  # a configuration was measured
+OUTLIER = 1.5  # of the median step of its run: a drawn step that took longer is named
 LINES = 6  # of a panel's title
 LINE = 0.17  # inches
 # compute is dark and waits are light; hatching separates neighbours that are alike without colour
@@ -84,7 +85,7 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
         "phase and drain are for another rank to finish an action; transfer is a wait for a tensor that was already "
         "being sent. Of several launches the one with the median step time is shown. Drawn: "
         f"{len(panels)} of {counted(len(found), 'panel')}; the table has all, and kinds below {percent(SEEN)} "
-        "of every bar."
+        f"of every bar.{_outliers(pd.concat(panels))}"
     )
     times = Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)
     return [times, *_on_one_axis(found)]
@@ -117,9 +118,16 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
         f"The last measured step of {len(panels)} schedules, one launch each, one above the other on one time axis: "
         f"{first['device']}, {first['model']}, K = {ranks}, M = {first['chunks']}."
         f"{f' Left out: {listed(left_out)}.' if left_out else ''} `python -m analysis.timeline RUN "
-        f"RUN` draws any runs so.{noisy and f' Disturbed: {noisy}.'}"
+        f"RUN` draws any runs so.{noisy and f' Disturbed: {noisy}.'}{_outliers(used)}"
     )
     return [Exhibit("schedule-timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
+
+
+def _outliers(rows: pd.DataFrame) -> str:
+    """Return a sentence on the drawn steps that took much longer than the median of their run, if any did."""
+    steps = [(row["bar"], _totals(row).max(), row["step_ms.median"]) for row in records(rows)]
+    told = [f"{bar} took {ms:.1f} ms, of a median of {usual:.1f}" for bar, ms, usual in steps if ms > OUTLIER * usual]
+    return f" Outliers among the drawn steps: {'; '.join(told)}." if told else ""
 
 
 def answer(runs: pd.DataFrame) -> str:
@@ -134,10 +142,8 @@ def _largest(kind: str, runs: pd.DataFrame) -> str:
     reach = f" in the median ({low} to {high})" if len(shares) > 1 else ""
     rest = shares.drop(columns="compute").median().sort_values(ascending=False, kind="stable")
     first, second = (f"{LOOKS[str(name)][2]} ({percent(share, 0)})" for name, share in rest.head(2).items())
-    return (
-        f"{kind}, {counted(len(shares), 'configuration')}: ranks compute {middle} of a step{reach}; the next largest "
-        f"parts are {first} and {second}"
-    )
+    of = f"{counted(len(shares), 'configuration')}{doubts(runs, TIME)}"
+    return f"{kind}, {of}: ranks compute {middle} of a step{reach}; the next largest parts are {first} and {second}"
 
 
 def prepared(runs: pd.DataFrame) -> pd.DataFrame:
@@ -217,7 +223,7 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
     names, gap, order, longest = [], GAP / _thickness(rows), looks.in_order(rows["schedule"]), 0.0
     bars: dict[str, list[Any]] = {kind: [] for kind in LOOKS}
     for place, row in enumerate(sorted(records(rows), key=lambda row: (order.index(row["schedule"]), row["bar"]))):
-        ranks, total = row["ranks"], np.sum([kind_ms(row, kind) for kind in LOOKS], axis=0)
+        ranks, total = row["ranks"], _totals(row)
         longest = max(longest, total.max())
         group = ranks + gap  # the height of a schedule, in bars
         at, left = place + (np.arange(ranks) + 0.5 + gap / 2) / group - 0.5, np.zeros(ranks)
@@ -266,6 +272,11 @@ def kind_ms(row: Any, kind: str) -> list[float]:
     """Return the time of a kind on each rank in ms; 0 for a run that was recorded before the kind existed."""
     values: Any = row.get(f"time_ms.{kind}")
     return values if isinstance(values, list) else [0.0] * len(row["time_ms.compute"])
+
+
+def _totals(row: Any) -> Any:
+    """Return the wall time of the step on each rank in ms, as an array."""
+    return np.sum([kind_ms(row, kind) for kind in LOOKS], axis=0)
 
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:

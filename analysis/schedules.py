@@ -13,13 +13,15 @@ time under every schedule, with every activation kept and with recomputation.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from analysis import looks, nominal, plot, scales
+from analysis import fitting, looks, nominal, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, distance, markers
-from analysis.words import TIME, closing, fastest, least_memory, listed, sentences
+from analysis.words import TIME, closing, fastest, is_faster, least_memory, listed, sentences
 from microp.records import LAUNCH, over_launches
 from microp.results import records, worst_rank_mib
 from microp.simulator import simulate
@@ -46,7 +48,7 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit | None]:
     cases = [nominal.case(row) for row in records(runs.drop_duplicates(POINT).sort_values(POINT))]
     table["bubble.formula"] = [float(bubble_fraction(simulate(*case))) for case in cases]
     table["step_ms.formula"] = [nominal.step_ms(*case) for case in cases]
-    table["front"] = plot.on_front(table, ["chunks", "checkpointing"], "activation_kib", "step_ms.median")
+    table["front"] = _front(table, runs)
     return [compared(table, runs), pareto(table, runs)]
 
 
@@ -60,10 +62,21 @@ def answer(runs: pd.DataFrame) -> str:
     runs = runs[runs["chunks"] == chunks].assign(point=runs["schedule"])
     what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
     told, table = fastest(runs, TIME, "ms per step", what)
-    best = table[plot.on_front(table.assign(panel=""), ["panel"], "activation_mib", TIME)].sort_values("activation_mib")
+    of_point = table.assign(chunks=chunks, checkpointing="never", schedule=table["point"])
+    best = table[_front(of_point, runs, "activation_mib")].sort_values("activation_mib")
     if len(best) > 1 and not table["disturbed"].all():
         told.append(f"the best compromises, from the least memory to the shortest step: {listed(list(best['point']))}")
     return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
+
+
+def _front(table: pd.DataFrame, runs: pd.DataFrame, memory: str = "activation_kib") -> pd.Series[bool]:
+    """Return which rows are on the Pareto front of their panel: faster, as far as can be told, than what needs less."""
+    of = dict(iter(runs.groupby(POINT)))
+
+    def faster(row: pd.Series[Any], best: pd.Series[Any]) -> bool:
+        return is_faster(of[tuple(row[POINT])], of[tuple(best[POINT])])
+
+    return plot.on_front(table, POINT[:2], memory, TIME, faster)
 
 
 def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
@@ -71,17 +84,19 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     plain = table[table["checkpointing"] == "never"]
     own = table if plain.empty else plain
     order = own.groupby("schedule")["step_ms.median"].max().sort_values().index.tolist()
-    figure, axes = plot.sheet(1, len(SHOWN), 0.22 * len(order) + 0.8, sharey=True)
+    across = len(SHOWN) if plot.WIDTH > plot.ONE_COLUMN else 1
+    height = (0.22 if across > 1 else 0.17) * len(order) + 0.8
+    figure, axes = plot.sheet(len(SHOWN) // across, across, height, sharey=True)
     formulas = {"bubble.measured": "bubble.formula", "step_ms.median": "step_ms.formula"}
     named = looks.looks(sorted(own["chunks"].unique()))
-    for axis, (value, label) in zip(axes[0], SHOWN.items(), strict=True):
+    for axis, (value, label) in zip(axes.flat, SHOWN.items(), strict=True):
         for place, (chunks, look) in enumerate(named.items()):
             line = own[own["chunks"] == chunks]
             at = line["schedule"].map(order.index) + 0.6 / len(named) * (place - (len(named) - 1) / 2)
             plot.across(axis, line, value, at, look, f"M = {chunks}")
             if value in formulas:
                 plot.strokes(axis, line[formulas[value]], at)
-        plot.titled(axis, x=label)
+        axis.set_xlabel(fitting.wrapped(label, min(plot.room(axis), plot.WIDTH / 2)))  # beside the names in one column
         axis.set_xlim(0, None)
         axis.xaxis.set_major_locator(MaxNLocator(3))
     scales.name_rows(axes[0, 0], order)
@@ -126,7 +141,8 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     )
     text = (
         "Step time against peak activations of the rank that holds most, one marker per schedule. The line is the "
-        f"Pareto front of its panel; on it are, from the least memory to the shortest step: {fronts}. {markers(runs)}"
+        "Pareto front of its panel, without what is not told apart from the point before it; on it are, from the least "
+        f"memory to the shortest step: {fronts}. {markers(runs)}"
     )
     return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)
 

@@ -36,6 +36,7 @@ QUANTITIES = {  # column -> its label, and a width of the interval that is never
     "activation_mib": ("peak activations of a rank, MiB", 0.0),
     **{ratio: (f"step time, {name}", 0.0) for ratio, name in RATIOS.items()},  # of runs with engine=compare
 }
+STEP = "ms per step"
 COMPARED = "compare (microp's step)"  # whose step a run with engine=compare counts with
 MOST_COLUMNS = 3
 MOST_TOLD = 8  # sets of points; the table has all
@@ -106,7 +107,7 @@ def answer(
     names = [", ".join(named(key, row[key]) for key in keys if not is_missing(row[key])) for row in records(rows)]
     rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
     same = rows["batch_size"].nunique() == 1
-    value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
+    value, unit = (TIME, STEP) if same else ("ms per row", "ms per row of the batch")
     told, table = fastest(rows, value, unit)
     if work := [key for key in keys if group_of(key) not in (*HOW, "batch_size")]:  # points that do not compare
         told = []
@@ -116,7 +117,7 @@ def answer(
         told = told if len(told) <= MOST_TOLD else []
     asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
     if reason := unscaled(asked):
-        told = [reason, *_of_equals(rows, value, unit)]
+        told = [reason, *_of_equals(rows)]
     known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
     if known:
         ratios = over_launches(rows.dropna(subset=known, how="all"), ["point"], known)
@@ -125,12 +126,15 @@ def answer(
     return sentences([*told, *least_memory(table, "point"), closing(rows, ["point"])])
 
 
-def _of_equals(rows: pd.DataFrame, value: str, unit: str) -> list[str]:
+def _of_equals(rows: pd.DataFrame) -> list[str]:
     """Return a phrase for each number of chunks, ranks, ... whose points compare: their times and bubbles."""
     told = []
     for _, own in rows.groupby(["chunks", "ranks", "replicas", "batch_size"]):
-        table = over_launches(own, ["point"], [value, BUBBLE]).sort_values([value, "point"])
-        ends = [f"{e['point']} with {spread(e, value, unit)}, a bubble of {spread(e, BUBBLE)}" for e in records(table)]
+        table = over_launches(own, ["point"], [TIME, BUBBLE]).sort_values([TIME, "point"])
+        ends = [
+            f"{e['point']} with {spread(e, TIME, 'ms per step')}, a bubble of {spread(e, BUBBLE)}"
+            for e in records(table)
+        ]
         told += [ends[0] if len(ends) == 1 else f"from {ends[0]}, to {ends[-1]}"]
     return told if len(told) <= MOST_TOLD else []
 

@@ -41,7 +41,8 @@ from microp.records import (
 from microp.results import swept
 from microp.schedule import Schedule
 from microp.system import CommandParser, run_command
-from microp.trace import Reduction, Span, figure, perfetto, screen, timeline
+from microp.terminal import console, out
+from microp.trace import Reduction, Span, figure, perfetto, timeline
 
 REMEDY = "give a run's id, or a folder below outputs/runs"
 
@@ -57,16 +58,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options, folder = read_report(parser, arguments)
     runs = [_traced(parser, folder) for folder in options.run]
-    shown = screen()
     drawn = _alone(runs[0]) if len(runs) == 1 else _together(runs)
-    lines = timeline(drawn.panels, shown.columns, sums=drawn.sums, **drawn.about)
-    print(f"{drawn.title}\n{shown.text(lines)}\n")
+    lines = timeline(drawn.panels, out.width, sums=drawn.sums, **drawn.about)
+    print(drawn.title)
+    console.draw(lines)
+    print()
     for name, run in zip(drawn.names, runs, strict=True):
         if (times := run.summary["time_ms"]) is not None:
             replicas = run.summary["replicas"]
             heading = [name] * bool(name) + [f"means over the {replicas} replicas"] * (replicas > 1)
-            print(", ".join(heading) + ":\n" * bool(heading) + time_table(times, shown.columns) + "\n")
-    print(textwrap.fill(_meanings([run.summary["time_ms"] or {} for run in runs]), shown.columns) + "\n")
+            print(", ".join(heading) + ":\n" * bool(heading) + time_table(times, out.width) + "\n")
+    print(textwrap.fill(_meanings([run.summary["time_ms"] or {} for run in runs]), out.width) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / drawn.file
     files = figure(drawn.panels, drawn.title, path, sums=drawn.sums, width=plot.WIDTH)
@@ -176,11 +178,15 @@ def _summary(attempt: Path) -> dict[str, Any]:
 def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
     """Return a text table of the step's time in ms, kind -> its time on each rank: a line per rank, a column per kind.
 
-    Columns that have no room stand below, with the ranks again.
+    If that has no room, there is a line per kind; if that has none either, columns stand below, with the ranks again.
     """
     times = pd.DataFrame(time_ms).rename(index="rank {}".format).rename_axis(columns="ms")
     times = times.loc[:, [kind for kind in times if _is_shown(times[kind])]].assign(sum=times.sum(axis="columns"))
-    tables = [times.to_string(float_format=form.format, line_width=columns) for form in ("{:.2f}", "{:.1f}", "{:.0f}")]
+    tables = [
+        frame.to_string(float_format=form.format, line_width=columns)
+        for frame in (times, times.T.rename_axis(index=None, columns="ms"))
+        for form in ("{:.2f}", "{:.1f}", "{:.0f}")
+    ]
     table = next((table for table in tables if "\\\n" not in table), tables[0])
     return table.replace("  \\\n", "\n")  # pandas marks a table that goes on below
 

@@ -17,11 +17,12 @@ from typing import Any
 import pandas as pd
 
 from microp.records import LAUNCH, RANGE_UP_TO, over_launches
-from microp.results import compare, launch_times, records
+from microp.results import compare, launch_times, overlap, records
 
 TIME, BUBBLE = "step_ms.median", "bubble.measured"
 KIB_BELOW = 1  # MiB
 ONE_LAUNCH = "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
+MOST = 4  # points that are listed by name
 ALIKE = 1.01  # the ratio of two memories of which neither is called the smaller one
 
 
@@ -83,6 +84,25 @@ def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, valu
     return f"{name} takes {first} ms{mine}, against {second} ms for {other}{its}"
 
 
+def is_faster(rows: pd.DataFrame, others: pd.DataFrame, value: str = TIME) -> bool:
+    """Return whether a point may be called faster than another: by their launches, of one each if no steps overlap.
+
+    `rows` and `others` have one row per launch; `value` is the column of the time.
+    """
+    if _has_launches(rows) and _has_launches(others):
+        return compare(launch_times(rows, value), launch_times(others, value)).verdict == "faster"
+    fast, slow = (
+        {end: (own[value] * own[f"step_ms.{end}"] / own[TIME]).median() for end in ("p10", "p90")}
+        for own in (rows, others)
+    )
+    return not overlap(slow, fast)
+
+
+def _has_launches(rows: pd.DataFrame) -> bool:
+    """Return whether the rows of a point are several launches; others differ in further keys."""
+    return bool(1 < len(rows) == rows[LAUNCH].nunique())
+
+
 def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> tuple[list[str], pd.DataFrame]:
     """Return phrases on the fastest and the slowest of the points that the column `point` names, and a table of them.
 
@@ -98,14 +118,18 @@ def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> 
         noisy = f"the times of {len(table)} {what} are too noisy to rank{doubts(table, value)}"
         return [f"{noisy}: {low} to {high} {unit}"], table
     left_out = f", without {len(table) - len(calm)} disturbed" if len(calm) < len(table) else ""
-    first, *_, last = records(calm)
+    of, (first, *others) = dict(iter(rows.groupby("point"))), records(calm)
+    alike = [each["point"] for each in others if not is_faster(of[first["point"]], of[each["point"]], value)]
+    alike[MOST:] = [f"{len(alike) - MOST} more"] * (len(alike) > MOST)
+    rank = "least time" if alike else "fastest"
     told = [
-        f"fastest of {len(calm)} {what}{left_out}{doubts(calm, value)}: {first['point']} with "
-        f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}; slowest: {last['point']} with "
-        f"{spread(last, value, unit)}"
+        f"{rank} of {len(calm)} {what}{left_out}{doubts(calm, value)}: {first['point']} with "
+        f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}"
+        f"{', not told apart from ' * bool(alike)}{listed(alike or [''])}; slowest: {others[-1]['point']} with "
+        f"{spread(others[-1], value, unit)}"
     ]
     near = [rows[rows["point"] == point] for point in calm["point"][:2]]
-    if all(1 < len(own) == own[LAUNCH].nunique() for own in near):  # else runs differ in other keys
+    if all(map(_has_launches, near)):
         verdict = versus(first["point"], near[0], calm["point"].iloc[1], near[1], value)
         told.append(f"the two fastest compared: {verdict}")
     return told, table

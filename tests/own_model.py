@@ -203,7 +203,7 @@ def settings_of(function: Callable[..., Layers], computing: Computing = AS_WRITT
 def peaks_of(job: Job) -> tuple[list[float], list[float]]:
     """The measured and the predicted peak memory of ranks that are threads, in MiB."""
     measured = in_threads(job.ranks, lambda comms: training.peak_memory([job], job, comms, 0, Path())[0])
-    layers = layer_memory(job.model, job.mean_rows, bool(job.schedule.input_gradients), AS_WRITTEN)
+    layers = layer_memory(job.model, job.workload.mean_rows, bool(job.schedule.input_gradients), AS_WRITTEN)
     return measured, peak_memory_mib(job.workload, layers, job.model.batch_bytes(job.shares[0]))
 
 

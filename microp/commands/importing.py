@@ -119,8 +119,8 @@ def _import(options: argparse.Namespace) -> None:
     attempt, summary = foreign.record(options.output_dir / "runs", traced, rows, about, options.name)
     _show(traced, summary, replayed)
     if len(every[-1]) <= trace.DRAWN and (step := read_traced_step(attempt, summary)):
-        shown, names = trace.screen(), list(step.panels) if options.replay else ["measured"]
-        print(shown.text(trace.timeline({name: step.panels[name] for name in names}, shown.columns, ROWS)))
+        names = list(step.panels) if options.replay else ["measured"]
+        console.draw(trace.timeline({name: step.panels[name] for name in names}, console.out.width, ROWS))
     print(attempt)
     # 3. what is asked besides
     if options.what_if:

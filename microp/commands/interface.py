@@ -30,11 +30,22 @@ from microp.config import (
     make_job,
     make_pricing_job,
     nothing_to_resume,
+    plain,
     read_config,
 )
 from microp.points import Planned, board, run_attempt
-from microp.records import LockedError, RecordError, attempts, read_json, read_spans, read_summary, read_traced_step
-from microp.results import load_runs, load_steps, spans_frame
+from microp.records import (
+    LockedError,
+    RecordError,
+    attempts,
+    disturbances,
+    read_env,
+    read_json,
+    read_spans,
+    read_summary,
+    read_traced_step,
+)
+from microp.results import load_runs, load_steps, spans_frame, unscaled
 from microp.system import flatten, override
 
 if TYPE_CHECKING:
@@ -63,7 +74,8 @@ class Run:
 
     def __repr__(self) -> str:
         step = self.summary["step_ms"]["median"]
-        return f"<run {self.summary['run_id']}: step {step:.1f} ms, bubble {self.summary['bubble']['measured']:.3f}>"
+        bubble, doubt = self.summary["bubble"]["measured"], ", disturbed" * self.disturbed
+        return f"<run {self.summary['run_id']}: step {step:.1f} ms, bubble {bubble:.3f}{doubt}>"
 
     def _repr_html_(self) -> str:
         step = read_traced_step(self.folder, self.summary)
@@ -74,6 +86,11 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole run."""
         return read_summary(self.folder)
+
+    @cached_property
+    def disturbed(self) -> bool:
+        """Whether something disturbed its timing, so that its times are not to be trusted."""
+        return bool(disturbances(self.summary, read_env(self.folder)))
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -101,7 +118,8 @@ class Run:
         if path is not None:
             trace.figure(step.panels, self.summary["run_id"], Path(path), sums=step.sums)
         predicted, replicas = self.summary.get("predicted"), self.summary["replicas"]
-        return trace.plain(trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas))
+        lines = trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas)
+        return trace.plain(lines) + "\ndisturbed" * self.disturbed
 
 
 def measure(*overrides: str, folder: Path | str | None = None, **keys: Any) -> Run:
@@ -135,7 +153,8 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
                                                                     the keys and the results first
 
     As in a sweep of the command line a run that has finished is not run again (`again=True` does), and a failed one
-    costs its row alone: its `status` is "failed", and its `message` says why.
+    costs its row alone: its `status` is "failed", and its `message` says why. Where nominal times do not compare, a
+    warning says so, and `samples_per_s` is NaN.
 
     Args:
         overrides: words that are the same for all points, as for `measure`.
@@ -159,8 +178,12 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
     places = {point.config.output_dir for point in points.values()}
     if problems or len(places) > 1:
         raise ConfigError([*problems] or ["output_dir: a sweep has one folder for its runs: give one"])
+    if reason := unscaled(plain(point.config) for point in points.values()):
+        warnings.warn(reason, stacklevel=2)
     _run([point for point in points.values() if not point.finished(point.config.again)])
     runs = load_runs(places.pop()) if points else load_runs(".").head(0)
+    if reason:
+        runs["samples_per_s"] = float("nan")
     swept = [key if key in runs else f"config.{key}" for key, value in zip(flat, values, strict=True) if len(value) > 1]
     first = [name for name in (*swept, *RESULTS) if name in runs]
     runs = runs[[*dict.fromkeys([*first, *runs])]]

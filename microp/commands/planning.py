@@ -49,13 +49,14 @@ from microp.records import write_text
 from microp.schedule import Schedule, uniform
 from microp.settings import EstimateSettings, broken_rules, quoted
 from microp.system import GIB, MIB, size_text
-from microp.terminal import Column, bar, console, out, paragraph, show_columns
+from microp.terminal import Column, bar, console, counted, out, paragraph, show_columns
 
 SEARCHED = ("schedule", "chunks", "partition", "checkpointing", "replicas", *(f"schedule.{key}" for key in KNOBS))
 SLICES = (2, 4)  # that are tried by themselves
 # Keys that the command of a plan does not repeat.
 OWN = ("ranks", "memory_gib", "search", "output_dir", "hydra", "device.memory_gib", "tracking")
 RANGE = r" *range\( *(\d{1,6})(?: *, *(\d{1,6}))?(?: *, *([1-9]\d{0,5}))? *\) *"  # as Hydra's: begin, end, step
+SEGMENTS = r"segments=[1-9]\d{0,4}"
 MOST_CHUNKS = 16  # times the ranks: more chunks are not tried by themselves
 MOST = 100_000  # choices
 
@@ -103,7 +104,7 @@ def make_plan(config: PlanConfig) -> Plan:
     problems += [
         f"search.checkpointing={quoted(policy)} is not one of {', '.join(POLICIES)}, segments=2: use one of these"
         for policy in wanted.checkpointing
-        if policy not in POLICIES and not re.fullmatch(r"segments=[1-9]\d{0,4}", policy)
+        if policy not in POLICIES and not re.fullmatch(SEGMENTS, policy)
     ]
     problems += [
         f"search.{key}=[] is empty: give at least one value" for key, values in vars(wanted).items() if values == []
@@ -114,6 +115,8 @@ def make_plan(config: PlanConfig) -> Plan:
         if replicas > 0 and config.ranks % replicas
     ]
     problems += [problem for each in wanted.slices or () if each > 0 for problem in config.model.slice_problems(each)]
+    segments = [int(policy.rpartition("=")[2]) for policy in wanted.checkpointing if re.fullmatch(SEGMENTS, policy)]
+    problems += [problem for each in segments for problem in config.model.segment_problems(each)]
     if config.device.speed is not None:
         problems.append("device.speed is not for a plan, whose pipelines can have any number of ranks: leave it out")
     if config.memory_gib is not None and config.device.memory_gib is not None:
@@ -194,14 +197,14 @@ def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
         "dtype": point.dtype,
         "optimizer": point.optimizer.name,
     }
-    counted = " ".join(f"{key}={value}" for key, value in types.items() if value)
+    kinds = " ".join(f"{key}={value}" for key, value in types.items() if value)
     for note in _notes(plan, found):
         console.note(note)
     show_plans(
         rows,
         unit,
-        f"{found.candidates:,} candidates, {found.too_large:,} need too much memory; {limit}, with {counted}; times: "
-        f"{result['times']}",
+        f"{counted(found.candidates, 'candidate')}, {found.too_large:,} {'needs' if found.too_large == 1 else 'need'} "
+        f"too much memory; {limit}, with {kinds}; times: {result['times']}",
         shlex.join([*program, "-cd", str(folder), "-cn"]),
     )
     print(f"plans {path}", flush=True)
@@ -242,7 +245,7 @@ def _notes(plan: Plan, found: Found) -> list[str]:
     """Return what the reader of a plan should know."""
     notes = []
     if few := [str(m) for m in plan.space.chunks if m > plan.config.batch_size]:
-        notes.append(f"chunks={','.join(few)} left out: the batch has {plan.config.batch_size} rows")
+        notes.append(f"chunks={','.join(few)} left out: the batch has {counted(plan.config.batch_size, 'row')}")
     prices, cap = plan.pricer.subject.prices, plan.cap
     if not prices.is_known:
         notes.append(
@@ -272,8 +275,9 @@ def _too_little(plan: Plan, found: Found, cap: float) -> str:
     least = found.over[0]
     words = " ".join(least.choice.words())
     key = "device.memory_gib" if plan.config.memory_gib is None else "memory_gib"
+    several = f"each of {found.candidates:,} plans: {words} needs least of them,"
     return (
-        f"{key}={cap / GIB:g} is too little for each of {found.candidates:,} plans: {words} needs least of them, "
+        f"{key}={cap / GIB:g} is too little for {several if found.candidates > 1 else f'{words}, which needs'} "
         f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={1.01 * least.peak / GIB:.3g} (near "
         "it, other partitions are tried), more ranks, a smaller batch_size or a smaller model"
     )
@@ -326,13 +330,16 @@ def show_plans(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run:
         Column("binds", binds, importance=40, about="binds: what keeps a plan from being faster."),
     ]
     show_columns(table, "outputs/plans")
-    rest = "every other plan that was tried is slower than one of these, and no smaller; a balanced partition is tried "
-    rest += "only where it is fastest within memory_gib, so a tighter one can find others"
-    first = f"Each plan is slower and smaller than the one above it; {rest}."
-    paragraph(first if any(largest) else "The memory of layers is not known: this is the fastest plan.")
+    these = (
+        "Each plan is slower and smaller than the one above it; every other plan that was tried is slower than one of "
+    )
+    these += "these, and no smaller"
+    these = these if len(plans) > 1 else "Every other plan that was tried, if any, is slower, and no smaller"
+    rest = "a balanced partition is tried only where it is fastest within memory_gib, so a tighter one can find others"
+    paragraph(f"{these}; {rest}." if any(largest) else "The memory of layers is not known: this is the fastest plan.")
     out.print(f"\nrun   {run} plan1", soft_wrap=True, markup=False)
 
 
 def _sizes(sizes: Sequence[int]) -> str:
     """Return the sizes of stages: `4 each`, or one after the other."""
-    return f"{sizes[0]} each" if len(set(sizes)) == 1 else " ".join(map(str, sizes))
+    return f"{sizes[0]} each" if len(set(sizes)) == 1 < len(sizes) else " ".join(map(str, sizes))

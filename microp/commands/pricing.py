@@ -21,7 +21,18 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from microp import trace
-from microp.config import Config, PricingJob, SimulateConfig, make_pricing_job, order_peaks, plain, read_config
+from microp.config import (
+    NO_MEMORY,
+    Config,
+    PricingJob,
+    SimulateConfig,
+    make_pricing_job,
+    order_peaks,
+    plain,
+    prices_of,
+    read_config,
+    used_profile,
+)
 from microp.job import run_id
 from microp.points import Point, PointsCallback, run_app
 from microp.results import asked, same, spans_frame
@@ -152,8 +163,13 @@ def _memory(job: PricingJob) -> list[float] | None:
     if problems := config.model.slice_problems(job.schedule.slices):
         console.note(f"no run, so no MiB: {problems[0]}")
         return None
+    rows = spread(config.batch_size, config.replicas)[0]
+    if config.device.is_emulated and (profile := used_profile(config)) is not None:  # config.model only stands in
+        if profile.tells_memory:
+            return prices_of(config).forecast(job.workload, config.model.batch_bytes(rows)).peak_memory_mib
+        _note(f"no MiB: {NO_MEMORY}")
+        return None
     try:
-        rows = spread(config.batch_size, config.replicas)[0]
         return order_peaks(config.model, config.computing, job.workload, rows)
     except ValueError as error:
         console.warn(str(error))
@@ -191,8 +207,7 @@ def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
     if point.output == "json":
         print(json.dumps(figures), flush=True)
         return figures
-    shown = trace.screen()
-    figures["text"], figures["folder"] = shown.text(priced.lines(shown.columns)), None
+    figures["lines"], figures["folder"] = priced.lines(out.width), None
     if len(priced.timeline) <= trace.DRAWN:
         folder = Path(point.output_dir) / "simulated" / run_id(plain(point), to_text(priced.schedule))
         priced.save(folder)
@@ -261,14 +276,14 @@ def _known(value: float | None) -> str:
 def _show_timeline(price: dict[str, Any]) -> None:
     """Print the timeline of a price and the numbers of its ranks."""
     out.print()
-    out.print(price["text"], soft_wrap=True, markup=False)
+    console.draw(price["lines"])
     known = price["closed_form"]["in_flight_peak"]
     form = f" (closed form {_listed(known)})" if known else ""
     out.print(f"in flight per rank: {_listed(price['in_flight_peak'])}{form}", soft_wrap=True)
     if price["peak_memory_mib"]:
         out.print(f"peak MiB per rank:  {_listed(price['peak_memory_mib'], '.1f')}", soft_wrap=True)
     if sums := price["reduction"]:
-        out.print(f"with the sums over the replicas: makespan {sums['makespan']:g}", soft_wrap=True)
+        out.print(f"with the sums: makespan {sums['makespan']:g}", soft_wrap=True)
         out.print(f"wait for the sums per rank: {_listed(sums['exposed'])}", soft_wrap=True)
 
 

@@ -11,7 +11,8 @@
 
 A slow model is measured with fewer cases, in fewer rounds, so that the time that was asked for is kept. What is left
 out first are the largest numbers of microbatches, then unequal and looped partitions. The cases that show every op at
-two numbers of microbatches are always run, with at least 2 steps each (one of them counts).
+two numbers of microbatches are always run, with at least 2 steps each (one of them counts). What has a launch of its
+own (one rank alone, the other transports and torch) is left out where no time is left for it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import monotonic
 from typing import Any, NamedTuple
 
 from microp import profiling
@@ -40,6 +42,9 @@ from microp.terminal import console
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
 ALWAYS = Checkpointing("always", 1, False)
 MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
+TWO = 2  # cases of a transport, with tensors of two sizes: one does not tell the time per MiB
+SHORT_S = 2.0  # seconds that are enough for such a launch, if there is no time for all of them
+LATE = 1.2  # times as long as was asked: more is told
 OTHERS_SHARE = 0.1  # of the time, for one rank alone, for each other transport, and for torch
 
 
@@ -97,8 +102,8 @@ def make_cases(job: Job) -> Cases:
         by_torch = replace(job.engine, name=profiling.TORCH)
         transports[profiling.TORCH] = [
             case(build(ranks, chunks), even, backend="gloo", engine=by_torch)
-            for chunks in counts
             for build in (one_f_one_b, gpipe)
+            for chunks in counts
         ]
     transports = {name: cases for name, cases in transports.items() if cases}
     return Cases(together, len(needed), alone, transports)
@@ -108,18 +113,28 @@ def measure_profile(job: Job, seconds: float) -> profiling.Profile:
     """Run the cases of a profile of the job's model, for about `seconds`, and return what they show."""
     from microp.device import peak_gflops, probe_layers  # torch
 
-    cases, load = make_cases(job), load_average()
+    cases, load, began = make_cases(job), load_average(), monotonic()
     kinds = job.model.kinds
-    rest = 1 - OTHERS_SHARE * (bool(cases.alone) + len(cases.transports))
+    apart = {"one rank alone": cases.alone} if cases.alone else {}
+    apart |= cases.transports
+    others: dict[str, list[profiling.Case]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with console.err.status(f"measuring {job.model.name} for about {seconds:g} s"):
-            together = _run(cases.together, cases.needed, seconds * rest, folder / "together")
-            some = seconds * OTHERS_SHARE
-            alone = _run(cases.alone, 1, some, folder / "alone") if cases.alone else []
-            others = {name: _run(own, 1, some, folder / name) for name, own in cases.transports.items()}
+            together = _run(
+                cases.together, cases.needed, seconds * (1 - OTHERS_SHARE * len(apart)), folder / "together"
+            )
+            launch = monotonic() - began - _measured(together)
+            for left, (name, own) in zip(range(len(apart), 0, -1), apart.items(), strict=True):
+                rest = seconds - (monotonic() - began)
+                if (some := max(rest / left - launch, min(SHORT_S, rest - launch))) > 0:
+                    others[name] = _run(own, TWO, some, folder / name)
+    if lacking := [name for name in apart if name not in others]:
+        console.note(
+            f"seconds={seconds:g} leaves no time for {', '.join(lacking)}: not measured, and not in the profile"
+        )
     samples = _samples(together, kinds)
-    fitted = profiling.fit_times(samples, _samples(alone, kinds), kinds)
+    fitted = profiling.fit_times(samples, _samples(others.pop("one rank alone", []), kinds), kinds)
     between_all = [profiling.between(case) for case in together]
     transports: dict[str, profiling.Transport] = {job.backend: profiling.fit_transport(between_all)}
     transports |= {
@@ -131,6 +146,9 @@ def measure_profile(job: Job, seconds: float) -> profiling.Profile:
         for name, split in ((profiling.UNDIVIDED, False), (profiling.DIVIDED, True))
     }
     dtype = LOWERED.get(job.computing.dtype or "", job.model.dtype)
+    if (took := monotonic() - began) > LATE * seconds:
+        always = f"the ranks are started and {cases.needed} cases are run, however long that takes"
+        console.note(f"this took {took:.0f} s, longer than seconds={seconds:g}: {always}")
     return profiling.Profile(
         machine=machine_of(job.device.name, job.device.threads),
         model=job.model.identity,
@@ -147,6 +165,11 @@ def measure_profile(job: Job, seconds: float) -> profiling.Profile:
         computing=job.computing,
         peak_gflops=peak_gflops(job.device.name, dtype, job.device.threads),
     )
+
+
+def _measured(cases: Sequence[profiling.Case]) -> float:
+    """Return the seconds from the first counted step of a launch to its last one."""
+    return float(max(case.steps[0][-1, -1] for case in cases) - min(case.steps[0][0, 0] for case in cases)) / 1e9
 
 
 def _samples(cases: Sequence[profiling.Case], kinds: Sequence[int]) -> list[profiling.Sample]:
@@ -173,7 +196,7 @@ def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list
             times=list(times),
             steps=list(steps),
             weights=list(weights),
-            boundary=job.model.hop_bytes(job.partition.sizes, job.computing) * job.mean_rows,
+            boundary=job.model.hop_bytes(job.partition.sizes, job.computing) * job.workload.mean_rows,
         )
         cases.append(case)
     return cases

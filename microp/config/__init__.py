@@ -36,6 +36,7 @@ from microp.config.prediction import (
     order_peaks,
     predict,
     predicted_seconds,
+    prices_of,
     profile_command,
     profile_notes,
     profile_problems,

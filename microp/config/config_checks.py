@@ -83,6 +83,7 @@ def _problems_together(config: Config) -> list[str]:
             )
     elif not config.model.problems():
         wrong += config.data.problems(config.model.row_bytes, config.model.vocabulary)
+    wrong += config.model.segment_problems(config.checkpointing.segments)
     return wrong + [text for holds, text in _misfits(config) if holds]
 
 
@@ -94,13 +95,11 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
     backend, latency = config.comms.backend(device), getattr(device, "latency_ms", 0)
     hop, has_nodes = f"device.latency_ms={latency}", system.is_over_hosts() or getattr(config.launch, "nodes", 1) > 1
     has_ddp, shares, itself = sync in ("torch_ddp", "compare"), device.is_shared, "sends a GPU's tensors itself"
-    is_own = isinstance(model, settings.OwnSettings)
     buffers = isinstance(model, settings.OwnSettings) and model.facts.changes_buffers
     changes = f"model={model.name} changes buffers in its forward"
     lost = model.facts.unsaved if isinstance(model, settings.OwnSettings) else ()
     goes_on = [f"snapshot.{key}" for key in ("every", "resume", "path") if getattr(config.snapshot, key)]
     policy = f"checkpointing={config.checkpointing.name}"
-    layers = f"the layers of model={model.name}" if is_own else f"model.layers={model.layers}"
     rows = f"batch_size={batch} has rows"
     return [
         (by_torch and config.comms.name == "threads", f"{engine} needs ranks that are processes: use comms=auto"),
@@ -144,11 +143,7 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
         ),
         (
             ranks > model.layers > 0,
-            f"ranks={ranks} is more than {layers}: every rank needs a layer, use at most {model.layers}",
-        ),
-        (
-            config.checkpointing.segments > model.layers > 0,
-            f"checkpointing.segments={config.checkpointing.segments} is more than {layers}: use at most {model.layers}",
+            f"ranks={ranks} is more than {model.layers_text}: every rank needs a layer, use at most {model.layers}",
         ),
     ]
 
@@ -254,13 +249,19 @@ def ranks_here(config: Config) -> int:
     return int(os.environ["LOCAL_WORLD_SIZE"]) if system.is_joined() else config.ranks * config.replicas
 
 
+def shared_cores(config: Config) -> int | None:
+    """Return the number of cores here if the ranks compute on fewer than they need; else None."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    is_here = not isinstance(config.launch, settings.SlurmSettings) and config.device.name == "cpu"
+    return cores if is_here and ranks_here(config) * config.device.threads > cores else None
+
+
 def warnings(config: Config, job: Job) -> list[str]:
     """Return what the user of a valid configuration should know, one sentence each."""
     texts = []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    here, is_here = ranks_here(config), not isinstance(config.launch, settings.SlurmSettings)
+    here = ranks_here(config)
     who = f"ranks={here}" if config.replicas == 1 else f"{here} ranks of {config.replicas} replicas"
-    if is_here and config.device.name == "cpu" and here * config.device.threads > cores:
+    if cores := shared_cores(config):
         texts.append(
             f"{who} compute on {cores} cores: they take turns, so the timings measure "
             f"the cores and not the schedule (gradients, losses and memory are still exact)"
@@ -296,7 +297,7 @@ def warnings(config: Config, job: Job) -> list[str]:
                 f"partition.share={share} of {partition.layers} layers is {wanted}, but the other ranks "
                 f"need one each: rank {rank} gets {partition.sizes[rank]}"
             )
-    return [*texts, *uneven_rows(config, job.workload), *job.notes, *profile_notes(config, [job.mean_rows])]
+    return [*texts, *uneven_rows(config, job.workload), *job.notes, *profile_notes(config, [job.workload.mean_rows])]
 
 
 def _layers(numbers: Sequence[int]) -> str:

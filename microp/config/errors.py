@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -69,17 +70,32 @@ def refusal(error: BaseException) -> list[str]:
         names = all_keys() if isinstance(source, ConfigAttributeError | ConfigKeyError) else []
         if key not in " ".join(texts):
             texts.insert(0, key)
-    near = get_close_matches(key, names, 1) or [name for name in names if key == _initials(name)]
+    elif match := re.search("Could not override '([^'@]*)", texts[0]):  # in a file's defaults list
+        key, names = match[1], list(GROUPS)
     texts[0] = texts[0].removeprefix("In 'base': ")  # microp's own file; another one's name helps
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
-    text += ": several values are a sweep, add -m" if text.startswith("Ambiguous value") else ""
-    if "of type 'list'" in text or "of type 'ListConfig'" in text:
-        text += ": several values are a sweep, as 4,8 with -m, or in a file's hydra.sweeper.params"
-    elif key in GROUPS and "Cannot assign" in text:
-        text += f": a file chooses an option in its defaults list, by `override {key}: NAME`"
+    remedy = _remedy(text, key)
+    near = [] if remedy else get_close_matches(key, names, 1) or [name for name in names if key == _initials(name)]
+    text += remedy
     if isinstance(error, MissingConfigException) and not near:
         text += _where(str(error.missing_cfg_file), text, names)
     return [f"{text} (did you mean {near[0]}?)" if near else text]
+
+
+def _remedy(text: str, key: str) -> str:
+    """Return what to do where another library's error does not say it; empty if it does."""
+    group, _, knob = key.partition(".")
+    several = "several values are a sweep, as 4,8 with -m, or in a file's hydra.sweeper.params"
+    remedies = {
+        "Ambiguous value": "several values are a sweep, add -m",
+        "of type 'list'": several,
+        "of type 'ListConfig'": several,
+        "is defined before": "overrides are the last lines of a defaults list, before _self_",
+        f"Key '{group}.{knob}' not in": f"in a file a key stands below its group, `{group}: {{{knob}: VALUE}}`",
+    }
+    if key in GROUPS:
+        remedies["Cannot assign"] = f"a file chooses an option in its defaults list, by `override {key}: NAME`"
+    return next((f": {remedy}" for words, remedy in remedies.items() if words in text), "")
 
 
 def _where(missing: str, text: str, names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, cast, get_type_hints
@@ -29,13 +29,14 @@ from microp.system import CONF, about_sweep, sweep_names
 WIDTH = 22  # of the column of keys and options
 WIDEST = 60  # of a list that is shown as a default
 _FILES = {"config": (), "simulate": ("price",), "order": ("order", "price"), "plan": ("plan",), "profile": ("profile",)}
-_ALL = ("batch_size", "dtype", "output_dir", "model", "device", "comms")
+_ALL = ("batch_size", "dtype", "output_dir", "model", "device")
 _ORDER = ("ranks", "chunks", "seed", "activation_limit", "partition", "schedule", "checkpointing")
 _COUNT = {  # the keys and groups of a run that count for another command; where none are listed, all do
     "profile": (*_ALL, "optimizer"),
-    "plan": (*_ALL, "ranks", "profile", "optimizer", "sync"),
-    "order": (*_ALL, *_ORDER, "profile", "optimizer"),
+    "plan": (*_ALL, "ranks", "profile", "optimizer", "sync", "comms"),
+    "order": (*_ALL, *_ORDER, "profile"),
 }
+_NOT_MEASURED = ("emulated", "estimate")  # devices of which no profile is made
 
 
 @cache
@@ -60,7 +61,9 @@ def key_page(of: str) -> str:
     hints, texts, lines = get_type_hints(kind), lines_of_keys(kind), list[str]()
     values = {key: value for file in _FILES[of] for key, value in schema.values_of(file).items() if key in hints}
     count = _COUNT.get(of, (*base, *options))
-    for key in sorted(values.keys() - base.keys(), key=lambda key: (isinstance(values[key], dict), key)):
+    for key in sorted(
+        values.keys() - base.keys(), key=lambda key: (isinstance(values[key], dict), key == "costs", key)
+    ):
         if of == "plan" and key == "search":  # what is searched is typed as the keys of a run
             for name, helped in lines_of_keys(hints[key]).items():
                 typed, before = ",".join(map(str, values[key][name] or ())), "schedule." * (name in KNOBS)
@@ -73,7 +76,7 @@ def key_page(of: str) -> str:
     lines += _keys("", {key: (base | values)[key] for key in base if key in hints and key in count}, texts)
     for group, option in options.items():
         if group in count:
-            lines += ["", f"{group}={option}", *_group(group)]
+            lines += ["", f"{group}={option}", *_group(group, _NOT_MEASURED if of == "profile" else ())]
     return "\n".join(lines)
 
 
@@ -81,9 +84,9 @@ def _keys(before: str, values: dict[str, Any], texts: dict[str, str]) -> list[st
     return [line for key, value in values.items() for line in _entry(f"{before}{key}={_text(value)}", texts[key])]
 
 
-def _group(group: str) -> Iterator[str]:
+def _group(group: str, left_out: Collection[str]) -> Iterator[str]:
     """Yield the options of a group, and their keys with the options that use them."""
-    options = {name: schema.default_values(group, name) for name in schema.options_of(group)}
+    options = {name: schema.default_values(group, name) for name in schema.options_of(group) if name not in left_out}
     texts: dict[str, dict[str, str]] = {}  # of each option: builders may mean different things by a key
     for name, keys in options.items():
         comment = (CONF / group / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# ")
@@ -91,6 +94,8 @@ def _group(group: str) -> Iterator[str]:
         texts[name] = lines_of_keys(get_method(keys["builder"]) if "builder" in keys else schema.schema_of(group, keys))
     for key in dict.fromkeys(key for keys in options.values() for key in keys if not schema.is_fixed(group, key)):
         having = {name: _text(keys[key]) for name, keys in options.items() if key in keys and uses(group, key, name)}
+        if not having:
+            continue
         is_one, only = len(set(having.values())) == 1, ""
         if not is_one or len(having) < len(options):
             only = f" ({', '.join(name if is_one else f'{name}: {value}' for name, value in having.items())})"

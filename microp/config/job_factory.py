@@ -141,10 +141,10 @@ def _order_notes(config: Config, whole: Schedule, built: Schedule) -> tuple[str,
     if built is not whole:
         where = "device.pair_ms gives a pair its own time" if config.device.is_emulated else "nothing overlaps here"
         notes.append(f"{whole.name} has {len(whole.pairs)} pairs, each run as its F, then its B: {where}")
-    if built.copies > 1 and config.device.is_emulated:
+    if built.copies > 1 and getattr(config.device, "reduce_ms", 0) is None and config.profile is None:
         notes.append(
-            f"{built.name} sums the gradients of its {built.copies} copies of the model in real time: a part of the "
-            "step (`time_ms.reduction`) but of no prediction: compare bubbles, or leave the machine to it"
+            f"{built.name} sums the gradients of its {built.copies} copies of the model in real time, which is a part "
+            "of the step but of no prediction: device.reduce_ms gives the sum of a stage a nominal time"
         )
     return tuple(notes)
 

@@ -41,10 +41,13 @@ def _rules(config: schema.Config) -> dict[str, Unused]:
     """Return the knobs, and the whole groups, that the configuration of a run does not use; the last reason counts."""
     policy, device, schedule = f"checkpointing={config.checkpointing.name}", config.device, config.schedule.get("name")
     by_torch, partition = config.engine.name == "torch", config.partition
-    whole = not by_torch and config.engine.batch_weights and _has_no_w(config)  # built only if it matters
+    # the schedule is built only if it matters
+    whole = not by_torch and config.engine.batch_weights and not _of_schedule(config, "input_gradients", True)
+    no_sums = config.replicas == 1 and getattr(device, "reduce_ms", None) and _of_schedule(config, "copies", 2) == 1
     speeds = device.is_emulated or is_computed(partition)
     rules = [  # whether it holds, the knobs, what does not use them, what would
-        (config.replicas == 1, ["sync", "device.reduce_ms"], "replicas=1", "replicas=2 or more"),
+        (config.replicas == 1, ["sync"], "replicas=1", "replicas=2 or more"),
+        (bool(no_sums), ["device.reduce_ms"], "replicas=1", "replicas=2 or more, or a schedule with copies"),
         (config.sync.name == "torch_ddp", ["sync.first_bucket_mb"], "sync=torch_ddp, where it is 1", "sync=ddp"),
         (config.checkpointing.name != "segments", ["checkpointing.segments"], policy, "checkpointing=segments"),
         (config.checkpointing.segments == 0, ["device.recompute_ms"], policy, "checkpointing=always"),
@@ -78,13 +81,13 @@ def _is_ours(config: schema.Config, key: str) -> bool:
     return not knob or knob in schema.default_values(group, _name(config, group))
 
 
-def _has_no_w(config: schema.Config) -> bool:
+def _of_schedule(config: schema.Config, name: str, otherwise: Any) -> Any:
+    """Return an attribute of the schedule; `otherwise` if it cannot be built, and its own problem is told instead."""
     try:
-        return not build(
-            "schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks
-        ).input_gradients
+        built = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
     except ValueError:
-        return False  # the schedule's own problem is told instead
+        return otherwise
+    return getattr(built, name)
 
 
 def unused(config: schema.Config) -> dict[str, Unused]:
@@ -101,6 +104,13 @@ def unused(config: schema.Config) -> dict[str, Unused]:
     if isinstance(config, schema.SimulateConfig | schema.ProfileConfig):
         what = "a profile" if isinstance(config, schema.ProfileConfig) else "a price"
         result |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
+    if (
+        isinstance(config, schema.SimulateConfig)
+        and not config.device.is_emulated
+        and not is_computed(config.partition)
+    ):
+        by = f"a price of device={config.device.name} with partition={_name(config, 'partition')}"
+        result["profile"] = Unused(by, "use device=FILE.yaml for its times, or partition=balanced")
     return {key: why for key, why in result.items() if "." not in key or _group(key) not in result}
 
 
@@ -130,6 +140,15 @@ def uses(group: str, key: str, option: str) -> bool:
 def run_of(config: schema.Config, **changes: Any) -> schema.Config:
     """Return the configuration of a run that another command's configuration is of, with some keys changed."""
     return schema.Config(**{field.name: getattr(config, field.name) for field in fields(schema.Config)} | changes)
+
+
+def used_knobs(config: schema.Config, group: str) -> tuple[str, list[str]]:
+    """Return the name of the option that was chosen of a group, and which of its keys can be typed beside it."""
+    node, not_used = getattr(config, group), unused(config)
+    keys = node if isinstance(node, dict) else vars(node)
+    return _name(config, group), [
+        key for key in keys if not schema.is_fixed(group, key) and f"{group}.{key}" not in not_used
+    ]
 
 
 def without_unused(config: schema.Config) -> schema.Config:

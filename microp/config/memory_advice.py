@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from microp.config.config_checks import as_run, order_problems, ranks_here
+from microp.config.config_checks import as_run, order_problems, ranks_here, shared_cores
+from microp.config.knobs import used_knobs
 from microp.config.prediction import layer_memory, prices_of, profile_problems, used_profile
-from microp.config.schema import Config
+from microp.config.schema import GROUPS, Config, default_options
 from microp.job import Job
 from microp.planner import Choice, Priced, Pricer, Subject, advice, fill_text
 from microp.schedule import Schedule
@@ -49,7 +50,20 @@ def memory_problem(config: Config, job: Job) -> str | None:
     if now.peak <= cap:
         return None
     limit = f"device.memory_gib={cap / GIB:g}" if config.device.memory_gib is not None else f"its {size_text(cap)}"
-    return f"{_needs(pricer, job, now)}, more than {limit}: {advice(pricer, now, cap)}"
+    remedy = advice(pricer, now, cap, lambda words: _in_place(config, words))
+    if "step" in remedy and not pricer.subject.prices.is_known and (cores := shared_cores(config)):
+        remedy += f"; steps are of ranks with a core each, not of {config.ranks * config.replicas} on {cores}"
+    return f"{_needs(pricer, job, now)}, more than {limit}: {remedy}"
+
+
+def _in_place(config: Config, words: str) -> str:
+    """Return the words of a change, and which options that are not the default ones, with their keys, they replace."""
+    replaced = []
+    for group in (word.partition("=")[0] for word in words.split()):
+        name, knobs = used_knobs(config, group) if group in GROUPS else ("", [])
+        if name != default_options().get(group, ""):
+            replaced.append(f"{group}={name}{' and its keys' if knobs else ''}")
+    return f"{words} in place of {' and '.join(replaced)}" if replaced else words
 
 
 def subject_of(config: Config, devices: int, rows: float | None = None) -> Subject:
@@ -82,15 +96,16 @@ def subject_of(config: Config, devices: int, rows: float | None = None) -> Subje
 
 def _priced(config: Config, job: Job) -> tuple[Pricer, Priced]:
     """Return a pricer, and the price of the job as it is."""
-    pricer = Pricer(subject_of(config, job.processes, job.mean_rows))
+    pricer = Pricer(subject_of(config, job.processes, job.workload.mean_rows))
     if pricer.subject.memory is None:
         raise ValueError(NO_MEMORY)
     name, checkpointing = config.schedule["name"], config.checkpointing
     kept = f"segments={checkpointing.segments}" if checkpointing.name == "segments" else checkpointing.name
-    uniform = config.partition["name"] == "uniform"
+    partition = config.partition["name"] if config.partition["name"] in ("uniform", "balanced") else "given"
     knobs = tuple((key, value) for key, value in config.schedule.items() if type(value) is int)
-    choice = Choice(name, config.chunks, kept, "uniform" if uniform else "given", knobs, config.replicas)
-    return pricer, pricer.add(choice, job.schedule, job.partition.sizes)
+    choice = Choice(name, config.chunks, kept, "given", knobs, config.replicas)
+    now = pricer.forecast(pricer.add(choice, job.schedule, job.partition.sizes))
+    return pricer, now._replace(choice=choice._replace(partition=partition))
 
 
 def _needs(pricer: Pricer, job: Job, now: Priced) -> str:

@@ -119,7 +119,8 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> settin
         return device
     profile, kinds = read_profile(Path(config.profile)), config.model.kinds
     workload = asked_workload(config, schedule, sizes)
-    reduces = config.replicas > 1 and device.reduce_ms is None and config.sync.name not in ("torch_ddp", "compare")
+    sums = config.replicas > 1 and config.sync.name not in ("torch_ddp", "compare")
+    reduces = (sums or schedule.copies > 1) and device.reduce_ms is None
     backend = config.comms.backend(device)
     costs = profiling.stage_costs(profile, kinds, workload, backend, config.replicas if reduces else 1)
     layers = profile.layer_memory(kinds, bool(schedule.input_gradients))
@@ -185,8 +186,8 @@ def profile_notes(config: Config, rows: Sequence[float]) -> list[str]:
         notes.append(f"{profile.path} is of another machine ({profile.machine}): the times are that machine's")
     least, most = profile.rows[0], profile.rows[-1]
     return notes + [
-        f"microbatches of {count:g} rows are outside of what {profile.path} was measured with, {least:g} to {most:g}: "
-        "times are extrapolated"
+        f"microbatches of {count:g} {'row' if count == 1 else 'rows'} are outside of what {profile.path} was measured "
+        f"with, {least:g} to {most:g}: times are extrapolated"
         for count in rows
         if not least <= count <= most
     ]
@@ -239,7 +240,7 @@ def profile_command(config: Config) -> str:
 
 def lacks_profile(config: Config, job: Job) -> str | None:
     """Return what to type so that a run like this is predicted; None if it is predicted, or cannot be."""
-    if job.is_emulated or config.compile or profile_for(config) is not None:
+    if job.device.is_emulated or config.compile or profile_for(config) is not None:
         return None
     command = profile_command(config)
     return f"no profile of this model on this machine, so its times are not predicted: {command} makes one"
@@ -251,7 +252,7 @@ def lacks_profile(config: Config, job: Job) -> str | None:
 def predict(config: Config, job: Job) -> profiling.Forecast:
     """Return what is known of a run before it starts."""
     forecast = _forecast(config, job)._replace(at_peak_ms=_at_peak_ms(config, job))
-    if job.is_emulated:  # it computes with this model, however small, and not with the profile's
+    if job.device.is_emulated:  # it computes with this model, however small, and not with the profile's
         return forecast._replace(peak_memory_mib=_peaks(job))
     if job.engines[0] == profiling.TORCH:  # torch's runtime keeps other tensors
         return forecast._replace(peak_memory_mib=None)
@@ -259,9 +260,9 @@ def predict(config: Config, job: Job) -> profiling.Forecast:
 
 
 def _at_peak_ms(config: Config, job: Job) -> float | None:
-    """Return what a step's operations take at the peak of all ranks; B and W have as many each as F."""
-    profile, model = None if job.is_emulated else profile_for(config), job.model
-    flops = 3 * job.batch_size * sum(model.work(layer)[0] for layer in range(model.layers))
+    """Return what a step's operations take at the peak of all ranks."""
+    profile, model = None if job.device.is_emulated else profile_for(config), job.model
+    flops = job.batch_size * sum(sum(model.work(layer)[:2]) for layer in range(model.layers))
     return flops / profile.peak_gflops / job.processes / 1e6 if profile and profile.peak_gflops and flops else None
 
 
@@ -273,7 +274,7 @@ def predicted_seconds(config: Config, job: Job) -> float | None:
 
 def _forecast(config: Config, job: Job) -> profiling.Forecast:
     """Return what the prices tell; nothing if torch runs the job, and its time between actions is not known."""
-    if job.engines[0] == profiling.TORCH and not job.is_emulated:
+    if job.engines[0] == profiling.TORCH and not job.device.is_emulated:
         profile = profile_for(config)
         if profile is None or profiling.TORCH not in profile.transports:
             return profiling.Forecast(None, None, None, "no profile")

@@ -78,6 +78,8 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
         choice = choose_partition(config, schedule)
         assert choice is not None, "there is a schedule"
         workload, chosen = prediction.asked_workload(config, schedule, choice.partition.sizes), choice
+        for problem in config.model.segment_problems(config.checkpointing.segments):
+            raise ValueError(problem)
     notes = list(chosen.notes)
     if (weighed := _weighs_layers(config)) and not notes:
         notes.append("layers are weighed by their FLOPs and bytes, because no times of them are known")

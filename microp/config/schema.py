@@ -157,7 +157,7 @@ class SpaceConfig:
     """What a plan chooses from: lists, of which it tries the product."""
 
     # options of group schedule; by default all but naive and file
-    schedule: Annotated[list[str], OneOf(*ORDERS)] = MISSING
+    schedule: Annotated[list[str], OneOf(*ORDERS, otherwise="microp.simulate for another one")] = MISSING
     chunks: Annotated[list[int] | None, Range(1, MOST)] = MISSING  # numbers of microbatches, by default powers of two
     partition: Annotated[list[str], OneOf("uniform", "balanced")] = MISSING  # uniform, balanced or both
     checkpointing: list[str] = MISSING  # never, except_last, always, segments=2 and so on

@@ -99,6 +99,9 @@ class Device(ABC):
         """
         return None
 
+    def finish_sums(self, began: Any, stages: Iterable[int]) -> None:  # noqa: B027  (most take the real time)
+        """Wait for the nominal end of the sums of these stages' gradients over copies, which began at this mark."""
+
     def finish_optimizer(self, began: Any, stages: Iterable[int]) -> None:  # noqa: B027  (most take the real time)
         """Wait for the nominal end of the optimizer's step on the weights of these stages, which began at this mark."""
 

@@ -100,6 +100,10 @@ class Emulated(Cpu):
         sleep_until(deadline)
         return max(deadline, perf_counter_ns())
 
+    def finish_sums(self, began: Any, stages: Iterable[int]) -> None:
+        if times := self._costs[0].reduction:
+            self._pacer.until(began + round(sum(times[stage] for stage in stages) * 1e6))
+
     def finish_optimizer(self, began: Any, stages: Iterable[int]) -> None:
         if nominal_ns := sum(self._optimizer_ns[stage] for stage in stages):
             self._pacer.until(began + nominal_ns)

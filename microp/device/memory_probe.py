@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from math import ceil, prod
 from weakref import ref
 
@@ -114,6 +115,15 @@ class _Probe:
         self._linear_weights = [p for linear in linears for p in linear.parameters() if p.requires_grad]
         self._places = prod(self._settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
         self._work = sum(p.numel() for p in parameters) * self._places
+        self._stage = partial(  # of three microbatches
+            Stage,
+            loss=self._loss,
+            checkpointing=NEVER,
+            chunks=3 * slices,
+            computing=computing,
+            slices=slices,
+            is_reached=index > settings.first_trained,
+        )
 
     def measure(self, rows: float) -> LayerMemory:
         """Return the layer's memory, linear between two numbers of rows, the larger of them `rows` if it is small."""
@@ -133,16 +143,7 @@ class _Probe:
         """Run microbatches of `rows` rows and return the memory of one, slice by slice, that adds to gradients."""
         count = self._slices
         split = range(2 * count) if self._split else ()
-        subject = Stage(
-            [self._layer],
-            self._loss,
-            NEVER,
-            3 * count,
-            split,
-            computing=self._computing,
-            slices=count,
-            is_reached=self._index > self._settings.first_trained,
-        )
+        subject = self._stage(layers=[self._layer], divided=split)
         sample = None if self._is_fake else self._model.sample(self._index, 2, self._computing)
         subject.divide([sample], [self._index])
         inputs, targets = (
@@ -220,16 +221,7 @@ class _Probe:
         if self._first or self._computing.compile:
             return [[self._entering(rows, max(1, self._index)).nbytes] * self._slices] * 2
         copy, units = _Copy(), range(self._slices)
-        subject = Stage(
-            [copy, self._layer],
-            self._loss,
-            NEVER,
-            3 * self._slices,
-            units if self._split else (),
-            computing=self._computing,
-            slices=self._slices,
-            is_reached=self._index > self._settings.first_trained,
-        )
+        subject = self._stage(layers=[copy, self._layer], divided=units if self._split else ())
         subject.divide([None, sample], [self._index - 1, self._index])
         subject.load(batch)
         saved, pending = [], []

@@ -7,7 +7,6 @@
              └── Limit         one rank's compute without waiting, times (M+K-1)/M
 """
 
-from microp.engine.engine import ActionError, Boundary, Engine, Runner
-from microp.engine.failure import describe_failure
+from microp.engine.engine import ActionError, Boundary, Engine, Runner, describe_failure
 from microp.engine.limit import Limit
 from microp.engine.torch_engine import TorchEngine

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from microp.comms import PLACE, SINCE, Comms, Inbox, Message, Outbox, Place
+from microp.comms import PLACE, SINCE, Comms, Inbox, Message, Outbox, Place, awaited_rank, trail
 from microp.device import Device, Give, Run
-from microp.engine.failure import describe_failure
 from microp.model import Stage
+from microp.records import in_words
 from microp.schedule import (
     Action,
     Op,
@@ -44,15 +44,10 @@ from microp.trace import Actions, StepTrace
 
 
 class Runner(Protocol):
-    """Runs steps: an engine, or the limit with which engines are compared.
+    """Runs steps: an engine, or the limit with which engines are compared."""
 
-    Attributes:
-        factor: the factor that makes the time of a step comparable with that of other runners.
-        after_action: a function that is called after each action; None for no call.
-    """
-
-    factor: float
-    after_action: Callable[[], None] | None
+    factor: float  # the factor that makes the time of a step comparable with that of other runners
+    after_action: Callable[[], None] | None  # a function that is called after each action; None for no call
 
     def step(self, number: int) -> StepTrace | None:
         """Run step `number`, whose batch has been loaded; return its trace, or None if it makes none."""
@@ -63,32 +58,23 @@ class ActionError(RuntimeError):
 
 
 class Boundary(NamedTuple):
-    """The shapes and the types of the tensors between stages.
+    """The shapes and the types of the tensors between stages."""
 
-    Attributes:
-        shape: (rows, stage) -> the shape of the tensor that enters a stage, which is also that of its gradient.
-        dtype: stage -> the type of both.
-    """
-
+    # (rows, stage) -> the shape of the tensor that enters a stage, which is also that of its gradient
     shape: Callable[[int, int], tuple[int, ...]]
-    dtype: Callable[[int], torch.dtype]
+    dtype: Callable[[int], torch.dtype]  # stage -> the type of both
     device: torch.device = torch.device("cpu")
 
 
 class _Bound(NamedTuple):
-    """One action with all functions that it calls, looked up before the step.
-
-    Attributes:
-        take: waits for the action's input and returns it; None if it has none.
-        give: passes on the action's output; None if no action uses it.
-        completed_sends: wait for sends; the arrival of the action's input shows that they have completed.
-    """
+    """One action with all functions that it calls, looked up before the step."""
 
     posts: tuple[Callable[[], Any], ...]
-    take: Callable[[], Tensor | None] | None
+    take: Callable[[], Tensor | None] | None  # waits for the action's input and returns it; None if it has none
     run: Run
     microbatch: int
-    give: Give | None
+    give: Give | None  # passes on the action's output; None if no action uses it
+    # wait for sends; the arrival of the action's input shows that they have completed
     completed_sends: tuple[Callable[[], Any], ...]
 
 
@@ -333,3 +319,27 @@ def _boundary_of(action: Action) -> int:
 def _run_group(stage: Stage, microbatches: Sequence[int], _microbatch: int, _x: Tensor | None) -> None:
     if microbatches:
         stage.weight_gradients(microbatches)
+
+
+def describe_failure(comms: Comms, schedule: Schedule, error: BaseException, step: int | None = None) -> str:
+    """Return one line about the error of a rank: at what action or place, in which step, and if it waited, for whom.
+
+    ::
+
+        rank 1, action 1F1, step 2: out of memory
+        rank 2 waited 60 s for 1F3 from rank 1, which waits for 0F3 from rank 0, which has been in 0F3 ... (step 7)
+
+    Ranks are counted over all replicas, as in the names of the files. `step` is None for that in the rank's heartbeat.
+    """
+    heartbeats, me = comms.heartbeats, comms.world_rank
+    beat = heartbeats.read(me)
+    step = beat.step if step is None else step
+    name = heartbeats.rank_text
+    where, action = beat.where(schedule, comms.rank), beat.action(schedule, comms.rank)
+    if not isinstance(error, TimeoutError) or (action and not beat.waits):
+        return f"{name(me)}, {'action ' if action else ''}{where}, step {step}: {in_words(error)}"
+    other = awaited_rank(heartbeats, schedule, me)
+    whom = "another rank" if other is None else f"{name(other)}{trail(heartbeats, schedule, other)}"
+    source = schedule.source(action) if action else None
+    what = f"for {source} from {whom}" if source else f"at {where} for {whom}"
+    return f"{name(me)} waited {comms.timeout_s:g} s {what} (step {step})"

@@ -26,9 +26,6 @@ class Limit:
 
     Args:
         schedule: the schedule, of which only M, K and the number of stages are used.
-
-    Attributes:
-        factor: (M + K - 1) / M, by which the time of a step is multiplied.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class Limit:
             stage: [torch.randn(shape(count, stage), dtype=dtype(stage), device=device) for count in rows]
             for stage in entering - {0, schedule.stages}
         }
-        self.factor = (schedule.chunks + len(schedule.ranks) - 1) / schedule.chunks
+        self.factor = (schedule.chunks + len(schedule.ranks) - 1) / schedule.chunks  # of the time of a step
 
     def step(self, number: int) -> None:
         """Run all forwards, then all backwards. The stages must hold the step's batch."""

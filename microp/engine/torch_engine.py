@@ -23,8 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from microp.comms import PLACE, SINCE, Comms, Place, peer_error
 from microp.device import Device
-from microp.engine.engine import ActionError, Boundary
-from microp.engine.failure import describe_failure
+from microp.engine.engine import ActionError, Boundary, describe_failure
 from microp.job import TORCH_SCHEDULES
 from microp.model import Stage, random_parts
 from microp.schedule import Action, Op, Schedule

@@ -111,7 +111,7 @@ def profile_of(
         **vars(fitted),
         transports={"shm": profiling.Transport(_hop(schedule, costs), 0.0, float(mean(costs.overhead or [0])), 0.0)},
         optimizer=(median(updates), 0.0),
-        edges=(head, max(0.0, tail)),
+        edges=(0.0, 0.0),  # an emulated run has none of the traced loop's
         memory={profiling.DIVIDED: memory, profiling.UNDIVIDED: memory},
     )
     # 3. how well it fits
@@ -122,6 +122,7 @@ def profile_of(
     return profile, [
         *few,
         f"its layers are alike but for the first and the last: the forwards of the stages fit within {100 * off:.0f} %",
+        f"a step is its actions and the optimizer: {head + max(0.0, tail):.3g} ms of the traced loop are left out",
         "a layer's time is proportional to the rows of a microbatch; a trace does not tell its memory",
         "a full backward takes as long as I and W" if schedule.input_gradients else "I and W take half of a B each",
     ]

@@ -35,6 +35,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 _BEGIN = re.compile(r'\s*\[|.*?"traceEvents"\s*:\s*\[', re.DOTALL)
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*\{[^}]*?"rank"\s*:\s*(\d{1,9})\s*,\s*"world_size"\s*:\s*(\d{1,9})')
+_HOST = re.compile(r'"host_name"\s*:\s*"([^"]+)"')
 _RANK = re.compile(r"rank[ _:#-]*(\d{1,6})", re.IGNORECASE)
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _IGNORED = ("kernel", "fwdbwd", "ac2g", "gpu_user_annotation", "gpu_memcpy", "gpu_memset")
@@ -82,6 +83,7 @@ class Lane(NamedTuple):
     kernels: Column = NONE  # of a GPU, sorted by launch: launched, begin, end
     operators: Column = NONE[:, 0]  # when each of torch's operators ended, without messages, sorted
     backwards: Column = NONE[:, 0]  # when each operator of a backward began, sorted
+    host: str = ""  # whose clock the file has; empty: the file does not tell
 
     def of(self, *ops: str) -> list[Range]:
         """Return the ranges of ops in the order of their starts, of equal starts the longest first."""
@@ -147,7 +149,21 @@ def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[s
         for lane in read:
             if (other := lanes.setdefault(lane.rank, lane)) is not lane:
                 raise TraceError(f"rank {lane.rank} is in {other.file} and in {path}: give each rank once")
+    _check_launch([*lanes.values()])
     return [lanes[rank] for rank in sorted(lanes)], notes
+
+
+def _check_launch(lanes: Sequence[Lane]) -> None:
+    """Refuse ranks of one host, which have one clock, if one has ended before another one begins."""
+    for host in {lane.host for lane in lanes} - {""}:
+        reach = [
+            (min(own.start for own in lane.ranges), max(own.end for own in lane.ranges), lane.name)
+            for lane in lanes
+            if lane.host == host
+        ]
+        (late, _, last), (_, early, first) = max(reach), min(reach, key=lambda each: each[1])
+        if late > early:
+            raise TraceError(f"{first} ends before {last} begins, on one clock: give the traces of one launch")
 
 
 class _Events:
@@ -220,7 +236,7 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
         events.add(event)
     said += [CUT] * (not text.startswith("]", at))
     outside = text[: begin.end()] + text[at : at + 100_000]
-    base, distributed = _BASE.search(outside), _DISTRIBUTED.search(outside)
+    base, distributed, host = (each.search(outside) for each in (_BASE, _DISTRIBUTED, _HOST))
     offset, world = int(base[1]) if base else 0, int(distributed[2]) if distributed else 0
     # 2. the processes and threads of each rank
     acting = sorted(where for where, own in events.ranges.items() if any(each.mark.op in OPS for each in own))
@@ -242,9 +258,8 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
         columns += [np.sort(np.array(times, np.int64)) + offset for times in (events.operators, events.backwards)]
     for rank, places in parts.items():
         read = (each for where in places for each in events.ranges[where])
-        yield Lane(
-            path, rank, [Range(start + offset, end + offset, mark) for start, end, mark in read], world, *columns
-        )
+        ranges = [Range(start + offset, end + offset, mark) for start, end, mark in read]
+        yield Lane(path, rank, ranges, world, *columns)._replace(host=host[1] if host else "")
 
 
 def _csv_lanes(path: Path, text: str) -> Iterator[Lane]:

@@ -136,22 +136,12 @@ class Job:
         return workload_of(self, self.schedule, self.partition.sizes, self.backend, self.replica or 0)
 
     @property
-    def mean_rows(self) -> float:
-        """The mean number of rows of a microbatch of the replica that `workload` is of."""
-        return self.shares[self.replica or 0] / self.schedule.chunks
-
-    @property
-    def is_emulated(self) -> bool:
-        """True if the device is emulated."""
-        return self.device.is_emulated
-
-    @property
     def torch_schedule(self) -> Schedule:
         """The schedule that torch runs: this one, or in a comparison the nearest that torch has.
 
         An emulated device knows the time of a divided backward only where the job's own order has one.
         """
-        compares = self.engine.name == "compare" and not (self.is_emulated and self.schedule.input_gradients)
+        compares = self.engine.name == "compare" and not (self.device.is_emulated and self.schedule.input_gradients)
         return nearest_in_torch(self.schedule) if compares else self.schedule
 
     @property
@@ -160,7 +150,7 @@ class Job:
         if self.engine.name != "compare":
             return (self.engine.name,)
         # The limit of an emulated step is its closed form; that of two copies is not known.
-        limit = () if self.is_emulated or self.schedule.copies > 1 else ("limit",)
+        limit = () if self.device.is_emulated or self.schedule.copies > 1 else ("limit",)
         torch = () if torch_problems(self.torch_schedule, self.checkpointing, self.rows) else ("torch",)
         return ("microp", *limit, *torch)
 

@@ -21,8 +21,7 @@ from microp.job import Job
 from microp.labs.typed import ALONE, ON_RANKS, say, typed_job
 from microp.settings import BucketSettings
 from microp.system import MIB, run_command
-from microp.terminal import err
-from microp.trace import screen
+from microp.terminal import err, out
 from microp.worker import Trainer, launch_ranks
 
 WARMUP = 3
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
     hooks, sums, row = seen["hooks"], seen["sums"], seen["row"]
     backward = row["last_end_ns"]
     begin, end = hooks[0][1], max(backward, *(end for _, end in sums))
-    width = max(20, screen().columns - len(f"{'':16} |"))
+    width = max(20, out.width - len(f"{'':16} |"))
 
     def column(moment: int) -> int:
         return int((moment - begin) / (end - begin) * (width - 1))

@@ -19,8 +19,8 @@ from microp.records import read_spans, summarise
 from microp.settings import EmulatedSettings
 from microp.simulator import nominal_costs
 from microp.system import MIB, size_text
-from microp.terminal import counted, err
-from microp.trace import bubble_fraction, busy, makespan, screen, timeline
+from microp.terminal import console, counted, err, out
+from microp.trace import bubble_fraction, busy, makespan, timeline
 from microp.worker import launch_ranks
 
 RANKS = 4
@@ -63,8 +63,8 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
     if isinstance(job.device, EmulatedSettings):
         say(_about_times(job, job.device))
     print()
-    shown = screen()
-    print(f"{shown.text(timeline({'measured': spans}, shown.columns))}\n")
+    console.draw(timeline({"measured": spans}, out.width))
+    print()
     total = makespan(spans)
     shares = [time / total for time in busy(spans).values()]
     held, peaks = summary["in_flight_peak"], summary["peak_activation_mib"]
@@ -93,8 +93,9 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
 
 def _rows(job: Job) -> str:
     """Return the number of rows of a microbatch; if microbatches differ, both numbers and the mean."""
-    least, most = min(job.workload.rows), max(job.workload.rows)
-    return counted(most, "row") if least == most else f"{least} or {most} rows ({job.mean_rows:.3g} on average)"
+    workload = job.workload
+    least, most = min(workload.rows), max(workload.rows)
+    return counted(most, "row") if least == most else f"{least} or {most} rows ({workload.mean_rows:.3g} on average)"
 
 
 def _about_times(job: Job, device: EmulatedSettings) -> str:

@@ -27,8 +27,7 @@ from microp.labs.typed import bar, flags_of, parser_of, say
 from microp.model import build_model, open_data
 from microp.records import read_rows
 from microp.system import run_command
-from microp.terminal import Board
-from microp.trace import screen
+from microp.terminal import Board, out
 from microp.worker import launch_ranks, monolith
 
 WORDS = (
@@ -114,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     curve.write_text("\n".join(["step,pipeline,one_process", *rows, ""]))
     say(f"\n{caption}")
     for line in text.split("\n"):
-        print("\n".join(textwrap.wrap(line, screen().columns, drop_whitespace=False)))
+        print("\n".join(textwrap.wrap(line, out.width, drop_whitespace=False)))
     print(f"{curve}: the loss of each step; sample.txt beside it: this text")
     return 0
 

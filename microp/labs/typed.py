@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from microp.config import ConfigError, job_of
 from microp.job import Job
 from microp.system import CommandParser
-from microp.trace import screen
+from microp.terminal import out
 
 ALONE = "ranks=1", "chunks=1"  # the lab has no pipeline, or makes one by hand
 BY_HAND = "batch_size", "model", "data", "seed"  # the keys and groups that a lab of one step takes
@@ -65,9 +65,7 @@ def parser_of(lab: str, text: str | None) -> CommandParser:
     parts = (text or "").replace("::\n\n", "").split("\n\n")
     return CommandParser(
         prog=f"python -m microp.labs.{lab}",
-        description="\n\n".join(
-            part if part.startswith("  ") else _fitted(part, screen().columns - 1) for part in parts
-        ),
+        description="\n\n".join(part if part.startswith("  ") else _fitted(part, out.width - 1) for part in parts),
         formatter_class=RawDescriptionHelpFormatter,
     )
 
@@ -85,12 +83,12 @@ def flags_of(parser: CommandParser, arguments: Sequence[str] | None) -> Namespac
 def say(text: str) -> None:
     """Print lines; those that are wider than the terminal are wrapped between words."""
     for line in text.split("\n"):
-        print(_fitted(line, screen().columns))
+        print(_fitted(line, out.width))
 
 
 def bar(start: str, value: float, most: float, end: str = "") -> str:
     """Return a line with a bar, whose length is `value`'s share of `most`, between other text."""
-    room = max(1, min(LONGEST_BAR, screen().columns - len(start + end)))
+    room = max(1, min(LONGEST_BAR, out.width - len(start + end)))
     length = round(room * min(1, value / most)) if math.isfinite(value) else 0
     return f"{start}{'█' * length:{room}}{end}".rstrip()
 

@@ -245,19 +245,25 @@ def _form(layer: nn.Module) -> Iterator[Any]:
 
 
 def layer_work(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> tuple[LayerWork, ...]:
-    """Return the operations of each layer's forward per row, and the weights that it reads: all but embeddings.
+    """Return the operations of each layer's forward and backward per row, and the weights that it reads: no embeddings.
 
     The first size of each input is the rows. Nothing is returned if torch's counter cannot run a layer, for example one
     that computes gradients in its forward.
     """
-    work = []
+    work, is_reached = list[LayerWork](), False
     for layer, x in zip(layers, inputs, strict=True):
         read = [module for module in layer.modules() if not isinstance(module, nn.Embedding)]
         weights = {id(each): each.numel() for module in read for each in module.parameters(recurse=False)}
         try:
-            with FlopCounterMode(display=False) as counter:
-                layer(x.detach())
-        except RuntimeError:
+            with FlopCounterMode(display=False) as forward:
+                y = layer(x.detach().requires_grad_(is_reached))
+            with FlopCounterMode(display=False) as backward:
+                if y.requires_grad:
+                    y.backward(torch.ones_like(y))
+        except Exception:
             return ()
-        work.append((counter.get_total_flops() / len(x), sum(weights.values())))
+        layer.zero_grad()
+        is_reached = is_reached or bool(trained(layer))
+        flops = (counter.get_total_flops() / len(x) for counter in (forward, backward))
+        work.append((*flops, sum(weights.values())))
     return tuple(work)

@@ -17,6 +17,7 @@ layer that is trained keeps nothing, has no backward and is not run again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
@@ -30,7 +31,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from microp.model.autocast import open_autocast
-from microp.model.compiled import compile_segment
 from microp.model.division import choose_division, undivided_text
 from microp.model.fake import memory_of
 from microp.model.randomness import GENERATOR, Reseeded, random_parts
@@ -53,6 +53,8 @@ class Batch(NamedTuple):
 
 
 _NOTHING = torch.empty(0)
+BACKEND = "inductor"
+_VARIANTS = 10_000  # that are compiled of one function: each segment, number of rows, and kind of forward is one
 
 
 class _Held(NamedTuple):
@@ -154,7 +156,7 @@ class Stage:
         for count in set(self._segments):
             shares = np.array_split(range(len(self.layers)), min(max(count, 1), len(self.layers)))
             cut = [[self.layers[index] for index in share] for share in shares]
-            self._cuts[count] = [[compile_segment(modules)] for modules in cut] if self._computing.compile else cut
+            self._cuts[count] = [[_compiled(modules)] for modules in cut] if self._computing.compile else cut
             is_trained = (any(map(trained, modules)) for modules in cut)
             self._reached[count] = [*accumulate(is_trained, or_, initial=self._is_reached)]
         self.load(self.batch)
@@ -359,3 +361,20 @@ def _apart(result: Tensor, given: Tensor) -> Tensor:
     """
     result = result.contiguous()
     return result if memory_of(result) != memory_of(given) else result.clone()
+
+
+def _compiled(modules: Sequence[nn.Module]) -> nn.Module:
+    """Return some modules, run in order as code that torch.compile makes in their first call.
+
+    A segment, and not the whole stage, is what a recomputation runs again.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # in this process: none that could outlive a rank
+    import torch._functorch.config as gradients  # takes seconds, and only compiled layers need it
+    import torch.compiler.config as tracer
+
+    tracer.recompile_limit = tracer.accumulated_recompile_limit = _VARIANTS
+    tracer.fail_on_recompile_limit_hit = True  # not to run as it is written without a word
+    gradients.backward_pass_autocast = "off"  # as without the compiler
+    segment = nn.Sequential(*modules)
+    segment.compile(backend=BACKEND, dynamic=False)
+    return segment

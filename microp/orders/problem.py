@@ -36,54 +36,35 @@ NONE = -1
 
 
 class Link(NamedTuple):
-    """Who spends the time of a hop.
+    """Who spends the time of a hop."""
 
-    Attributes:
-        sender: its share in which the sender's rank is busy after the action.
-        way: the share between the sending and the arrival.
-        receiver: the share in which the receiver's rank is busy before its action.
-        queues: whether messages of one direction travel one after the other.
-    """
-
-    sender: int
-    way: int
-    receiver: int
-    queues: bool
+    sender: int  # its share in which the sender's rank is busy after the action
+    way: int  # the share between the sending and the arrival
+    receiver: int  # the share in which the receiver's rank is busy before its action
+    queues: bool  # whether messages of one direction travel one after the other
 
 
 class Timing(NamedTuple):
-    """How long everything takes.
+    """How long everything takes."""
 
-    Attributes:
-        takes: for each action, how long its rank is busy until its end, with the receipt of its tensor.
-        hops: for each F, I and W, how long the tensor that it takes is on its way. B is like I.
-        after: for each F, I and W, how long its rank is busy after its end. B is like I.
-    """
-
-    takes: list[Any]
-    hops: list[Any]
-    after: list[Any]
+    takes: list[Any]  # for each action, how long its rank is busy until its end, with the receipt of its tensor
+    hops: list[Any]  # for each F, I and W, how long the tensor that it takes is on its way; B is like I
+    after: list[Any]  # for each F, I and W, how long its rank is busy after its end; B is like I
 
 
 @dataclass(frozen=True)
 class Problem:
     """Costs, a placement of stages on ranks, and a cap, for which an order is to be found.
 
-    Attributes:
-        placement: for each stage its rank.
-        costs: per stage and hop.
-        cap: the most (stage, microbatch) pairs, or slices of them, that a rank holds from their F to their W; or None.
-        slices, copies: as in `Schedule`.
-
     Raises:
         ValueError: no order keeps within the cap; the message says how much is needed at least.
     """
 
-    placement: tuple[int, ...]
+    placement: tuple[int, ...]  # for each stage its rank
     chunks: int
-    costs: Costs
-    cap: int | None = None
-    slices: int = 1
+    costs: Costs  # per stage and hop
+    cap: int | None = None  # the most (stage, microbatch) pairs, or slices, that a rank holds from F to W; None: any
+    slices: int = 1  # as in `Schedule`, like the copies
     copies: int = 1
 
     def __post_init__(self) -> None:

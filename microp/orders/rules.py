@@ -78,21 +78,14 @@ class State:
     A forward is refused if afterwards the oldest unfinished microbatch of the rank could not get its other stages in:
     that order could never end. In-order lanes make the rule exact, so that no order that can end is lost. Every
     backward is divided here, and messages do not queue; the order that is built is priced with what it really takes.
-
-    Attributes:
-        clock: for each rank when it is free.
-        count: for each lane the number of its actions that have run.
-        arrived: for each lane when the tensors that it takes arrive, as far as they have been made.
-        held: for each rank what it holds.
-        rows: for each rank its actions so far.
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.clock: list[Any] = [0] * problem.ranks
-        self.count = [0] * len(problem.sources)
-        self.arrived: list[list[Any]] = [[] for _ in problem.sources]
-        self.held = [0] * problem.ranks
-        self.rows: Rows = [[] for _ in range(problem.ranks)]
+        self.clock: list[Any] = [0] * problem.ranks  # when each is free
+        self.count = [0] * len(problem.sources)  # for each lane how many of its actions have run
+        self.arrived: list[list[Any]] = [[] for _ in problem.sources]  # when the tensors that each lane takes arrive
+        self.held = [0] * problem.ranks  # what each holds
+        self.rows: Rows = [[] for _ in range(problem.ranks)]  # the actions of each so far
 
     def ready(self, problem: Problem, lane: int) -> Any | None:
         """Return when the lane's next action could start, or None if something that it needs has not run."""

@@ -34,21 +34,14 @@ PAIRING = 1.0  # seconds, at least, in which pairs are tried one by one
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search.
-
-    Attributes:
-        method: what found it: `named`, `rules`, `moves` or `solver`.
-        bounds: lower bounds of the makespan of any order; None if there are none.
-        named: the makespans of the named schedules that keep within the cap.
-        refused: the peaks of the named schedules that do not.
-    """
+    """The result of a search."""
 
     schedule: Schedule
     makespan: Any
-    method: str
-    bounds: Bounds | None
-    named: dict[str, Any] = field(default_factory=dict)
-    refused: dict[str, Any] = field(default_factory=dict)
+    method: str  # what found it: `named`, `rules`, `moves` or `solver`
+    bounds: Bounds | None  # lower bounds of the makespan of any order; None if there are none
+    named: dict[str, Any] = field(default_factory=dict)  # the makespans of the named schedules that keep within the cap
+    refused: dict[str, Any] = field(default_factory=dict)  # the peaks of the named schedules that do not
     seconds: float = 0.0
 
     @property

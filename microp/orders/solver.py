@@ -32,22 +32,14 @@ DIGITS = 12  # of a float that count: 0.1 is a tenth
 
 @dataclass(frozen=True)
 class Solved:
-    """The solver's answer.
+    """The solver's answer."""
 
-    Attributes:
-        rows: the best order that it found; None if it found none.
-        bound: a lower bound of the price of any order, in the costs' unit.
-        rounded: whether the costs had to be rounded down for it.
-        size: the number of variables and constraints.
-        makespan: the price of its order; None if it has none that ends within the cap.
-    """
-
-    rows: Rows | None
-    bound: Any
-    rounded: bool
+    rows: Rows | None  # the best order that it found; None if it found none
+    bound: Any  # a lower bound of the price of any order, in the costs' unit
+    rounded: bool  # whether the costs had to be rounded down for it
     seconds: float
-    size: tuple[int, int]
-    makespan: Any = None
+    size: tuple[int, int]  # the number of variables and constraints
+    makespan: Any = None  # the price of its order; None if it has none that ends within the cap
 
 
 def solve(problem: Problem, hint: Rows, seconds: float, workers: int = 2, bound: Any = 0) -> Solved:

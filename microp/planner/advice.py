@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from microp.planner.choices import ORDERS, Choice, Priced, Pricer, knobs_of
 from microp.schedule.builders import LOOPED, V_SHAPED
@@ -34,13 +35,14 @@ def fill_text(parts: Sequence[Part]) -> str:
 def changes(pricer: Pricer, now: Priced, cap: float) -> list[tuple[str, Priced]]:
     """Return the cheapest single changes with which every rank has at most `cap` bytes, as typed, with what they cost.
 
-    Of each kind of change the one with the shortest step; the shortest first.
+    Of each kind of change the one with the shortest step, as a run of it is predicted; the shortest first.
     """
     fitting = []
     for words, choice in _single(pricer, now.choice):
-        priced = pricer.price(choice, cap)
-        if priced is not None and priced.peak <= cap:
-            fitting.append((words, priced))
+        with suppress(ValueError):  # the device has times for another number of stages
+            priced = pricer.price(choice, cap)
+            if priced is not None and priced.peak <= cap:
+                fitting.append((words, pricer.forecast(priced)))
     fitting.sort(key=lambda each: (each[1].step, each[1].peak))
     kinds: dict[str, tuple[str, Priced]] = {}
     for words, priced in fitting:
@@ -72,8 +74,13 @@ def _single(pricer: Pricer, now: Choice) -> Iterator[tuple[str, Choice]]:
         yield "partition=balanced", now._replace(partition="balanced")
 
 
-def advice(pricer: Pricer, now: Priced, cap: float) -> str:
-    """Return the changes that fit as one phrase, each with its memory and its price in time."""
+def advice(pricer: Pricer, now: Priced, cap: float, typed: Callable[[str], str] = str) -> str:
+    """Return the changes that fit as one phrase, each with its memory and its price in time.
+
+    Args:
+        now: the choice as it is, with the predicted time of its step if that is known.
+        typed: the words of a change -> how to type them.
+    """
     found = changes(pricer, now, cap)
     if not found:
         return (
@@ -81,5 +88,6 @@ def advice(pricer: Pricer, now: Priced, cap: float) -> str:
             "(python -m microp.plan tries several together)"
         )
     return "use " + " or ".join(
-        f"{words} ({size_text(plan.peak)}, step {100 * (plan.step / now.step - 1):+.0f} %)" for words, plan in found
+        f"{typed(words)} ({size_text(plan.peak)}, step {100 * (plan.step / now.step - 1):+.0f} %)"
+        for words, plan in found
     )

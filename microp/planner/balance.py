@@ -38,26 +38,20 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Task:
-    """What a partition is chosen for.
+    """What a partition is chosen for."""
 
-    Attributes:
-        base: what is run; the layers of its stages are not known yet.
-        prices: the times of actions for any partition.
-        ranks: their memory, of which equally fast partitions should take little; None: it does not count.
-        cap: the bytes of memory that each rank has; None: no limit.
-    """
-
-    base: Workload
-    prices: Prices
+    base: Workload  # what is run; the layers of its stages are not known yet
+    prices: Prices  # the times of actions for any partition
+    # the ranks' memory, of which equally fast partitions should take little; None: it does not count
     ranks: Ranks | None = None
-    cap: float | None = None
+    cap: float | None = None  # the bytes of memory that each rank has; None: no limit
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers, which every copy of the model has."""
         return self.base._replace(layers=tuple(sizes) * self.base.schedule.copies)
 
     def step(self, sizes: Sequence[int]) -> float:
-        """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
+        """Return the simulated time of a step, in the unit of the prices, with the sums over replicas or copies."""
         costs, schedule = self.prices.costs(self.workload(sizes)), self.base.schedule
         spans = simulate(schedule, costs)
         sums = trace.reductions(schedule, spans, costs.reduction) if costs.reduction else []

@@ -28,22 +28,14 @@ POLICIES = ("never", "except_last", "always")  # and segments=n
 
 
 class Choice(NamedTuple):
-    """What a plan chooses; it is written as on the command line.
+    """What a plan chooses; it is written as on the command line."""
 
-    Attributes:
-        schedule: the option of group schedule.
-        checkpointing: `never`, `always`, `except_last`, or `segments=2`.
-        partition: `uniform` or `balanced`, or `given` for sizes that the user chose.
-        knobs: the keys of the schedule that are chosen, with their values.
-        replicas: the number of pipelines that the devices are divided into.
-    """
-
-    schedule: str
+    schedule: str  # the option of group schedule
     chunks: int
-    checkpointing: str = "never"
-    partition: str = "uniform"
-    knobs: tuple[tuple[str, int], ...] = ()
-    replicas: int = 1
+    checkpointing: str = "never"  # `never`, `always`, `except_last`, or `segments=2`
+    partition: str = "uniform"  # `uniform` or `balanced`, or `given` for sizes that the user chose
+    knobs: tuple[tuple[str, int], ...] = ()  # the keys of the schedule that are chosen, with their values
+    replicas: int = 1  # the number of pipelines that the devices are divided into
 
     def words(self) -> list[str]:
         """Return the overrides that choose this, without the partition."""
@@ -57,18 +49,12 @@ class Choice(NamedTuple):
 
 
 class Priced(NamedTuple):
-    """A choice, and what it costs.
-
-    Attributes:
-        sizes: the number of layers of each stage, of one copy of the model.
-        step: the time of a step, in the unit of the prices: of its simulated actions, or after `forecast` of all.
-        peaks: the bytes of each rank at its peak; empty if nothing is known about memory.
-    """
+    """A choice, and what it costs."""
 
     choice: Choice
-    sizes: tuple[int, ...]
-    step: float
-    peaks: tuple[float, ...]
+    sizes: tuple[int, ...]  # the number of layers of each stage, of one copy of the model
+    step: float  # the time of a step, in the unit of the prices: of its simulated actions, or after `forecast` of all
+    peaks: tuple[float, ...]  # the bytes of each rank at its peak; empty if nothing is known about memory
 
     @property
     def peak(self) -> float:
@@ -78,27 +64,21 @@ class Priced(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is planned.
-
-    Attributes:
-        devices: the number of devices, all replicas together.
-        memory: returns the memory of each layer, for a backward that is divided or not, a number of slices and the
-            rows of a microbatch; None: memory does not count.
-        batch_bytes: a number of rows -> the bytes of their inputs and of their targets.
-        states: the tensors of a weight's size that the optimizer keeps for each weight.
-        holds: as in `Workload`; the buckets are those of several replicas.
-        as_run: returns the order that runs, from its schedule's name, the order and the number of replicas; raises
-            ValueError if none can.
-    """
+    """What is planned."""
 
     layers: int
-    devices: int
+    devices: int  # the number of devices, all replicas together
     batch_size: int
     prices: Prices
+    # returns the memory of each layer, for a backward that is divided or not, a number of slices and the rows of a
+    # microbatch; None: memory does not count
     memory: Callable[[bool, int, float], Sequence[LayerMemory]] | None = None
+    # a number of rows -> the bytes of their inputs and of their targets
     batch_bytes: Callable[[int], tuple[float, float]] = lambda _: (0, 0)
-    states: int = 2
-    holds: Holds = HOLDS_NOTHING
+    states: int = 2  # the tensors of a weight's size that the optimizer keeps for each weight
+    holds: Holds = HOLDS_NOTHING  # as in `Workload`; the buckets are those of several replicas
+    # returns the order that runs, from its schedule's name, the order and the number of replicas; raises ValueError if
+    # none can
     as_run: Callable[[str, Schedule, int], Schedule] = lambda _, schedule, __: schedule
 
 

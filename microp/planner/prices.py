@@ -40,17 +40,11 @@ from microp.trace import bubble_fraction
 
 
 class Prices(ABC):
-    """The times of actions, for any partition of a workload.
+    """The times of actions, for any partition of a workload."""
 
-    Attributes:
-        source: where the times come from, as a sentence's subject: `the nominal times of device=emulated`.
-        is_known: false if nothing is known, and every layer counts the same.
-        kinds: for each layer, a number that equal ones share; empty if all may differ.
-    """
-
-    source: str
-    is_known: bool
-    kinds: Sequence[int] = ()
+    source: str  # where the times come from, as a sentence's subject: `the nominal times of device=emulated`
+    is_known: bool  # false if nothing is known, and every layer counts the same
+    kinds: Sequence[int] = ()  # for each layer, a number that equal ones share; empty if all may differ
 
     @abstractmethod
     def costs(self, workload: Workload) -> Costs:
@@ -166,17 +160,25 @@ class EstimatedPrices(Prices):
         if isinstance(device, EstimateSettings):
             speeds = device.tflops * 1e9, device.gb_per_s * 1e6  # per millisecond
         known = {kind: self._forward(kind, rows, *speeds) for kind in set(model.kinds)}
-        times = [known[kind] for kind in model.kinds]
-        if not self.is_known:
-            unit = sum(times) / len(times) / rows or 1.0
-            times = [time / unit for time in times]
-        backwards = [time if layer > model.first_trained else 0.0 for layer, time in enumerate(times)]
-        weights = [0.0 if layer in model.frozen else time for layer, time in enumerate(times)]
-        return [LayerTimes(*each, sum(each[1:]), each[0]) for each in zip(times, backwards, weights, strict=True)]
+        unit = 1.0 if self.is_known else sum(known[kind] for kind in model.kinds) / model.layers / rows or 1.0
+        shares = {kind: self._shares(kind) for kind in known}
+        return [LayerTimes(*(share * known[kind] / unit for share in shares[kind])) for kind in model.kinds]
+
+    def _shares(self, kind: int) -> tuple[float, ...]:
+        """Return the times of a layer over that of its forward, in the order of `LayerTimes`.
+
+        A backward has the share of its operations, of which those of a forward are for the gradient of the input, or,
+        if that has none, for those of the weights; without operations each of the two takes as long as the forward.
+        """
+        model, (forward, backward, _) = self._model, self._model.work(kind)
+        has_input, has_weights = kind > model.first_trained, kind not in model.frozen
+        full = backward / forward if forward else has_input + has_weights
+        first, rest = min(1.0, full), max(0.0, full - 1)
+        return 1.0, *((first, rest) if has_input else (rest, first)), full, 1.0
 
     def _forward(self, kind: int, rows: float, flops_per_ms: float, bytes_per_ms: float) -> float:
         """Return the time of a layer's forward."""
-        flops, weights = self._model.work(kind)
+        flops, _, weights = self._model.work(kind)
         moved = float(weights * self._model.weight_bytes)
         moved += sum(self._entering(layer, rows) for layer in (kind, kind + 1) if 0 < layer < self._model.layers)
         return max(rows * flops / flops_per_ms, moved / bytes_per_ms)

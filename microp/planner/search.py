@@ -54,19 +54,13 @@ class Space(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        front: the plans that no other one beats in both time and memory, the fastest first.
-        over: the plan that needs least memory of those above the cap, and the fastest one above it; empty if none is.
-        candidates: how many exist.
-        too_large: how many need more memory than there is.
-    """
-
-    front: list[Priced]
+    front: list[Priced]  # the plans that no other one beats in both time and memory, the fastest first
+    # the plan that needs least memory of those above the cap, and the fastest one above it; empty if none is
     over: list[Priced]
-    candidates: int
-    too_large: int
+    candidates: int  # how many exist
+    too_large: int  # how many need more memory than there is
 
 
 def search(pricer: Pricer, space: Space, cap: float | None, tick: Callable[[float], object] = float) -> Found:

@@ -78,6 +78,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     OmegaConf.register_new_resolver("sweep_page", sweep_page, replace=True)
     _log_to_terminal()
     warnings.filterwarnings("ignore", "Callback .* raised BrokenPipeError")  # Hydra's, of a reader such as `head`
+    warnings.filterwarnings("ignore", ".*Defaults list is missing `_self_`")  # it adds it at the end, as a file means
     # keys behind options: `KEY -m KEY` and `KEY -cd FOLDER KEY` are errors to argparse
     sys.argv[1:] = sorted(with_profiles(sys.argv[1:]), key=lambda word: "=" in word and word[0] != "-")
     asked = os.environ.get(FULL_ERROR, "0")

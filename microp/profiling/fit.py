@@ -12,7 +12,7 @@ number of layers).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -39,6 +39,7 @@ ROUNDS = 8  # the factors and the times are fitted in turn
 LIKE = {CHECKPOINTED: FORWARD, RECOMPUTED: FULL}  # what these follow counts as for these
 LEAST = 0.5  # of the mean factor: noise divides the time between the factor and what is added
 MOST = 4.0  # times longer or shorter after another op; beyond is noise, which other numbers of rows would inherit
+DOUBT = 1e-3  # of a sample's weight: so much counts what is assumed in doubt, which matters where no stage shows it
 ALIKE = 1.3  # stages whose times differ by less do not show what is added apart from the factor
 Table = dict[str, tuple[float, ...]]
 
@@ -176,12 +177,18 @@ def _solve(
 
     `known` is the fixed part if it is known: only stages with neither the first nor the last layer show it.
     """
-    lines, goal = [], []
+    lines, goal, layers = [], [], Counter[int]()
     for sample in samples:
+        layers.update(dict(sample.kinds))
         ms = max(ratios.usual_ms(sample), sample.ms / 10)
         counts, weight = dict(sample.kinds), np.sqrt(sample.actions)  # a mean over many actions is more certain
         lines.append(np.array([float(known is None), *(counts.get(kind, 0) for kind in kinds)]) / ms * weight)
         goal.append(max(0.0, 1.0 - (known or 0.0) / ms) * weight)
+    usual, unit = layers.most_common(1)[0][0], max(sample.ms for sample in samples)
+    for kind in (-1, *kinds):  # in doubt nothing is fixed, and a layer takes as long as most others
+        parts = (kind == -1, *((each == kind) - (each == usual) * (kind > -1) for each in kinds))
+        lines.append(np.array(parts, float) * DOUBT / unit)
+        goal.append(0.0)
     values = _not_negative(np.array(lines), np.array(goal))
     return dict(zip([-1, *kinds], [known if known is not None else values[0], *values[1:]], strict=True))
 

@@ -69,21 +69,26 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
         ],
         latency=transport.latency + transport.per_mib * boundary_mib,
         overhead=(overhead,) * schedule.stages,
-        reduction=sum_times(profile, kinds, workload, transport, replicas) if replicas > 1 else (),
+        reduction=sum_times(profile, kinds, workload, transport, replicas)
+        if max(replicas, schedule.copies) > 1
+        else (),
     )
 
 
 def sum_times(
     profile: Profile, kinds: Sequence[int], workload: Workload, transport: Transport, replicas: int
 ) -> list[float]:
-    """Return the time of the sum of each stage's gradients over the replicas, in milliseconds.
+    """Return the time of the sum of each stage's gradients over the replicas and copies, in milliseconds.
 
     A rank sums one part of the gradients and sends it to the others, or passes parts around a ring: in both it sends
-    twice the share of the others. It is an estimate from the times of hops; no sum was measured for the profile.
+    twice the share of the others. Copies send each other all. It is an estimate from the times of hops; no sum was
+    measured for the profile.
     """
     weights = weight_bytes(profile.layer_memory(kinds, bool(workload.schedule.input_gradients)), workload.layers)
-    sent = 2 * (replicas - 1) / replicas
-    return [2 * transport.latency + transport.per_mib * sent * nbytes / MIB for nbytes in weights]
+    over_replicas, over_copies = 2 * (replicas - 1) / replicas, workload.schedule.copies - 1
+    sent = over_replicas + over_copies
+    hops = 2 * (replicas > 1) + over_copies
+    return [hops * transport.latency + transport.per_mib * sent * nbytes / MIB for nbytes in weights]
 
 
 def speed_of(profile: Profile, rows: float, replicas: int = 1) -> Callable[[int], float]:

@@ -20,7 +20,7 @@ import numpy as np
 from microp.job import Job
 from microp.records.records import Row, read_reductions, read_schedule, read_spans
 from microp.schedule import Action, Schedule
-from microp.simulator import Simulated, replay, replay_reductions, replay_steps, schedule_of
+from microp.simulator import Simulated, replay, replay_steps, schedule_of
 from microp.trace import Reduction, Span, after_last_gradient, bubble_fraction, ends_at, reductions
 
 
@@ -53,7 +53,8 @@ def read_traced_step(attempt: Path, summary: Mapping[str, Any]) -> TracedStep | 
     step = TracedStep(schedule, {"measured": measured}, {"measured": sums})
     if not summary["time_ms"]:
         return step
-    replayed, replayed_sums = replay(schedule, measured), replay_reductions(schedule, measured, sums)
+    replayed, times = replay(schedule, measured), after_last_gradient(schedule, measured, sums)
+    replayed_sums = reductions(schedule, replayed, times) if times else []
     return TracedStep(schedule, {"replayed": replayed, **step.panels}, {"replayed": replayed_sums, **step.sums})
 
 

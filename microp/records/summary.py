@@ -180,7 +180,7 @@ def _nominal(job: Job, steps: list[Step]) -> dict[str, float] | None:
         return None
     costs, rows = _costs(job), job.workload.rows
     if "row" in job.device.per and not costs.shares and len({*rows}) > 1:
-        costs = replace(costs, shares=tuple(count / job.mean_rows for count in rows))
+        costs = replace(costs, shares=tuple(count / job.workload.mean_rows for count in rows))
     spans = simulate(job.schedule, costs)
     optimizer = nominal_optimizer(job.device, job.workload.layers, job.schedule.copies)
     last = spans.per_rank(spans.end, np.maximum)
@@ -235,7 +235,7 @@ def _reduction(job: Job, steps: list[Step], replay: Replay) -> dict[str, Any] | 
     figures["measured_ms"] = median(max(row["step_ms"] - row["optimizer_ms"] for row in step) for step in steps)
     figures["simulated_ms"] = figures["simulated_exposed_ms"] = None
     spans, sum_ms = replay.spans, replay.sum_ms
-    if job.is_emulated:
+    if job.device.is_emulated:
         costs = _costs(job)
         spans, sum_ms = simulate(job.schedule, costs), costs.reduction or sum_ms
     if spans is not None and sum_ms:
@@ -263,7 +263,7 @@ def _engines(job: Job, rows: list[list[Row]]) -> dict[str, Any] | None:
     if job.engine.name != "compare":
         return None
     times = {e: _slowest(_complete_steps(rows, "measured", e), "pipeline_ms") for e in job.engines}
-    if job.is_emulated:
+    if job.device.is_emulated:
         times["limit"] = [float(makespan(simulate(job.schedule, _costs(job))))] * len(times["microp"])
     pairs = [(a, b) for a, b in (("microp", "limit"), ("torch", "limit"), ("torch", "microp")) if {a, b} <= set(times)]
     return {

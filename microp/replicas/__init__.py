@@ -15,5 +15,5 @@ replicas is the batch's gradient, for any number of rows. (With equal shares thi
 average of the replicas' mean gradients.)
 """
 
+from microp.replicas.buckets import is_unused, to_sum
 from microp.replicas.gradient_sync import open_sync
-from microp.replicas.unused import is_unused, to_sum

@@ -10,6 +10,15 @@ A gradient is copied into its bucket when it is complete. From then on the param
 *is* its part of the bucket, so the sum is never copied back. (Adding to the bucket from the start
 takes longer: the bucket must be zeroed, and read once more for the first microbatch, whose gradient
 is otherwise used as it is.) A bucket of one parameter has no memory of its own.
+
+::
+
+    used by both       g + h       = g + h
+    used by one        g + -0.0    = g          bit for bit
+    used by nobody     -0.0 + -0.0 = -0.0       no gradient: the optimizer leaves the weight alone, as in one process
+
+A weight that some ranks do not use has no gradient there; one that nobody has used has none after the sum either. The
+first element tells: that of a gradient that is there is never -0.0, because 0.0 is added to it.
 """
 
 from __future__ import annotations
@@ -22,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 from microp.comms import Sum
-from microp.replicas.unused import is_unused, to_sum
 
 LINE = 64  # bytes: the alignment of gradients in a bucket, equal to the allocator's
 Start = Callable[[Tensor], Sum]
@@ -157,3 +165,19 @@ def fill(parameters: list[nn.Parameter], first: float, others: float) -> Iterato
             bucket, size, full = [], 0, others
     if bucket:
         yield bucket
+
+
+def to_sum(weight: nn.Parameter, out: Tensor | None = None) -> Tensor:
+    """Return a weight's gradient as one dimension, to be summed: in `out`, of the weight's shape, or where it is."""
+    if weight.grad is None:
+        flat = torch.empty_like(weight, memory_format=torch.contiguous_format) if out is None else out
+        return flat.fill_(-0.0).view(-1)
+    flat = (weight.grad.contiguous() if out is None else out.copy_(weight.grad)).view(-1)
+    flat[:1].add_(0.0)
+    return flat
+
+
+def is_unused(total: Tensor) -> bool:
+    """Return whether no rank had a gradient that is in the sum; waits for a GPU."""
+    first = total.reshape(-1)[:1].real
+    return bool(((first == 0) & first.signbit()).all())

@@ -58,7 +58,7 @@ def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
     """Return why the times of these points do not compare; None if they do.
 
     Nominal times that do not count the rows of a microbatch, or the layers of a stage, let the same model take longer
-    where there are more microbatches, or more stages.
+    where there are more microbatches, or more stages, and rows cost nothing.
 
     Args:
         configs: the configurations of runs, nested or with dotted keys.
@@ -75,10 +75,11 @@ def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
     per = sorted({*lacking, *(name for flat in nominal for name in flat["device.per"])})
     what = {"layer": "stage, whatever its layers", "row": "microbatch, whatever its rows"}
     more = {"layer": "more stages of the same model", "row": "more chunks of the same batch"}
+    same = {"layer": "stages", "row": "chunks and batch_size"}
     return (
-        f"the nominal times are per {' and per '.join(what[name] for name in lacking)}, so "
-        f"{' and '.join(more[name] for name in lacking)} take longer: compare points of equal "
-        f"{' and '.join({'layer': 'stages', 'row': 'chunks'}[name] for name in lacking)}, or give the times of one "
+        f"the nominal times are per {', and per '.join(what[name] for name in lacking)}, so "
+        f"{' and '.join(more[name] for name in lacking)} take longer{', and more rows do not' * ('row' in lacking)}: "
+        f"compare points of equal {', '.join(same[name] for name in lacking)}, or give the times of one "
         f"{' and '.join(per)} with device.per=[{','.join(per)}]"
     )
 
@@ -109,7 +110,7 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             what = "emulated process" if one.summary["device"] == "emulated" else "process"
             faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
             slow, fast = sorted((one.summary["step_ms"], best.summary["step_ms"]), key=lambda step: -step["median"])
-            is_small = slow["median"] < NOISY * fast["median"] or slow["p10"] <= fast["p90"]  # their steps overlap
+            is_small = slow["median"] < NOISY * fast["median"] or overlap(slow, fast)
             is_noise = is_small and (one.disturbed or best.disturbed)
             if is_noise or alone_ms > best_ms * _ranks(best):  # more than as many times as there are ranks is noise
                 faster, is_single = "too noisy to say which is faster", False
@@ -121,6 +122,11 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
                 f"{', the fastest of these pipelines,' if len(pipelines) > 1 else ''} takes {best_ms:.4g} ms"
                 f"{_mark(best)}: {faster}{', in one launch each' * is_single}"
             )
+
+
+def overlap(slow: Mapping[str, float], fast: Mapping[str, float]) -> bool:
+    """Return whether the steps of two launches overlap, by their p10 and p90: then neither is called the faster one."""
+    return slow["p10"] <= fast["p90"]
 
 
 def _mark(row: PointRow) -> str:

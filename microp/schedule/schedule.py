@@ -197,6 +197,10 @@ class Schedule:
         """Return the stages that `rank` holds, in the model's order."""
         return tuple(stage for stage, place in self.placement.items() if place == rank)
 
+    def holders(self, stage: int) -> list[int]:
+        """Return the ranks that hold the layers of `stage`, in the order of the copies."""
+        return [self.placement[copy] for copy in range(stage % self.depth, self.stages, self.depth)]
+
     def parents(self, action: Action) -> tuple[Action, ...]:
         """Return the actions that must have ended before `action` can start: the one dependency rule."""
         op, stage, microbatch = action

@@ -37,11 +37,11 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
-from microp.schedule.format_rows import format_rows
 from microp.schedule.schedule import Action, Op, Schedule
 
 NAMED = 3  # actions of a kind that a message names at most
-HOPS = 8  # steps of a cycle that a message describes at most
+HOPS = 8  # steps of a cycle that a message describes at most, and ranks that it draws
+NEAR = 4  # actions that are drawn on each side of what is marked
 
 
 class _Problem(NamedTuple):
@@ -71,9 +71,18 @@ def validate(schedule: Schedule, activation_limit: int | None = None) -> Schedul
         problems = problems or [*_held_beyond(schedule, activation_limit)]
     if problems:
         sentence = "; ".join(problem.text for problem in problems)
-        drawn = format_rows(schedule, set().union(*(problem.marked for problem in problems)))
-        raise ValueError("\n  ".join([f"schedule {schedule.name!r}: {sentence}", *drawn.splitlines()]))
+        drawn = islice(_drawn(schedule, set().union(*(problem.marked for problem in problems))), HOPS)
+        raise ValueError("\n  ".join([f"schedule {schedule.name!r}: {sentence}", *drawn]))
     return schedule
+
+
+def _drawn(schedule: Schedule, marked: Collection[Action]) -> Iterator[str]:
+    """Yield the rows with marked actions, which are in brackets, near the first of them."""
+    for rank, row in enumerate(schedule.ranks):
+        if places := [place for place, action in enumerate(row) if action in marked]:
+            begin, end = max(0, places[0] - NEAR), min(places[-1], places[0] + 2 * NEAR) + NEAR + 1
+            cells = "".join(f"[{action}]" if action in marked else f" {action} " for action in row[begin:end])
+            yield f"rank {rank} {' …' * (begin > 0)}{cells}{'…' * (end < len(row))}".rstrip()
 
 
 # --- each action once, on its stage's rank ---------------------------------------------------------

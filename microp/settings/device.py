@@ -76,7 +76,7 @@ class EstimateSettings(DeviceSettings):
     """A device that is not here, for plans and prices: the times of layers are estimated, and nothing can run on it.
 
     A forward takes as long as its operations, or as the bytes of its weights, its input and its output, whichever is
-    longer (the roofline of Williams, Waterman and Patterson, 2009); each of I and W takes as long as F.
+    longer (the roofline of Williams, Waterman and Patterson, 2009); I and W take it times their operations over its.
     """
 
     # the operations of a rank in 1e12 per second: what its kernels reach, not what its datasheet promises
@@ -101,8 +101,8 @@ class EmulatedSettings(DeviceSettings):
     weight_ms: Any  # the time of W of one microbatch; a full backward then takes `backward_ms + weight_ms`
     recompute_ms: Any  # the time that a recomputation adds to a B; by default `forward_ms`
     latency_ms: float  # the time between the sending of a tensor and its arrival
-    # the time of the sum of a stage's gradients over the replicas, after its last gradient (`per` applies only with
-    # `layer`: gradients have no rows); null: the real time
+    # the time of the sum of a stage's gradients over the replicas, after its last gradient, or over the copies of the
+    # model, after the last action (`per` applies only with `layer`: gradients have no rows); null: the real time
     reduce_ms: Any
     # the factors of the times: `layer` (the stage's number of layers), `row` (the microbatch's number of rows), both
     # or neither

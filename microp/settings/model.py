@@ -15,8 +15,9 @@ from microp.system import BYTES, override
 LOWERED = {"bf16": "bfloat16"}  # a value of the key `dtype` -> torch's name of the type
 TiedWeight = tuple[tuple[int, str], ...]
 """The copies of one weight: for each the index of its layer and its name there, in the order of the layers."""
-LayerWork = tuple[float, int]
-"""The floating-point operations of a layer's forward per row, and the number of weights that it reads: no embedding."""
+LayerWork = tuple[float, float, int]
+"""The floating-point operations of a layer's forward and of its whole backward per row, and the number of weights that
+it reads: no embedding. A backward without gradient of the layer's input has fewer, as autograd leaves them out."""
 _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 _SIZES |= {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 RowForm = tuple[tuple[int, ...], str]
@@ -147,6 +148,17 @@ class ModelSettings(ABC):
         assert slices == 1
         return self
 
+    @property
+    def layers_text(self) -> str:
+        """The number of layers, as it was asked for."""
+        return f"model.layers={self.layers}"
+
+    def segment_problems(self, segments: int) -> list[str]:
+        """List why no stage can be cut into so many segments, one sentence each."""
+        if not segments > self.layers > 0:
+            return []
+        return [f"checkpointing.segments={segments} is more than {self.layers_text}: use at most {self.layers}"]
+
     def slice_problems(self, slices: int) -> list[str]:
         """List why a row cannot be divided into so many slices along its tokens, one sentence each."""
         if slices == 1:
@@ -183,7 +195,8 @@ class MlpSettings(ModelSettings):
 
     def work(self, layer: int) -> LayerWork:
         made = BYTES if layer == self.layers - 1 else self.dim
-        return 2.0 * self.dim * made, (self.dim + 1) * made
+        flops = 2.0 * self.dim * made
+        return flops, flops * (1 if layer == 0 else 2), (self.dim + 1) * made
 
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, self.dim)
@@ -228,17 +241,20 @@ class GptSettings(ModelSettings):
 
     @property
     def weights(self) -> int:
-        (_, block), (_, last) = self.work(0), self.work(self.layers - 1)
+        block, last = self.work(0)[-1], self.work(self.layers - 1)[-1]
         return (self.vocabulary + self.context) * self.dim + (self.layers - 1) * block + last
 
     def work(self, layer: int) -> LayerWork:
-        """A token takes two operations per weight of a product, and its products with all tokens of its row."""
+        """A token takes two operations per weight of a product, and its products with all tokens of its row.
+
+        The first layer's block passes a gradient on too, to the embedding before it.
+        """
         flops = self.context * (24.0 * self.dim**2 + 4.0 * self.context * self.dim)
         weights = 12 * self.dim**2 + 13 * self.dim  # two norms, attention (3 + 1) dim x dim, the widened mlp (4 + 4)
         if layer == self.layers - 1:
             flops += 2.0 * self.context * self.dim * self.vocabulary
             weights += (self.vocabulary + 2) * self.dim + self.vocabulary
-        return flops, weights
+        return flops, 2 * flops, weights
 
     def of_slice(self, slices: int) -> GptSettings:
         return replace(self, context=self.context // slices)
@@ -317,6 +333,10 @@ class OwnSettings(ModelSettings):
         return bool(self.facts.random)
 
     @property
+    def layers_text(self) -> str:
+        return f"the layers of model={self.name}"
+
+    @property
     def asked(self) -> dict[str, Any]:
         return {"name": self.name, "builder": self.builder, **self.keys}
 
@@ -338,7 +358,7 @@ class OwnSettings(ModelSettings):
         return self.facts.weights
 
     def work(self, layer: int) -> LayerWork:
-        return self.facts.work[layer] if self.facts.work else (0.0, 0)
+        return self.facts.work[layer] if self.facts.work else (0.0, 0.0, 0)
 
     @property
     def trained(self) -> int:

@@ -68,11 +68,12 @@ class Positive(Rule):
 class OneOf(Rule):
     """One of these words."""
 
-    def __init__(self, *words: str) -> None:
-        self.words = words
+    def __init__(self, *words: str, otherwise: str = "") -> None:
+        self.words, self.otherwise = words, otherwise and f", or {otherwise}"  # a further remedy
 
     def broken(self, value: Any) -> str | None:
-        return None if value in self.words else f"is not one of {', '.join(self.words)}: use one of these"
+        fits, known = value in self.words, ", ".join(self.words)
+        return None if fits else f"is not one of {known}: use one of these{self.otherwise}"
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ def broken_rules(settings: object, before: str = "") -> list[str]:
     for key, rule in _rules_of(kind):
         value = getattr(settings, key)
         values = value if isinstance(value, list) else [value]
-        broken = [wrong for element in values if element is not None and (wrong := rule.broken(element))]
-        problems += [f"{before}{key}={quoted(value)} {wrong}" for wrong in broken[:1]]
+        broken = [(each, wrong) for each in values if each is not None and (wrong := rule.broken(each))]
+        problems += [f"{before}{key}={quoted(each)} {wrong}" for each, wrong in broken[:1]]
     return problems
 
 

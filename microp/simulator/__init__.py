@@ -17,7 +17,6 @@ from microp.simulator.calibration import (
     calibrate,
     calibrate_steps,
     replay,
-    replay_reductions,
     replay_steps,
     schedule_of,
 )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from microp.schedule import Action, Op, Schedule, remote_source
 from microp.simulator.costs import Costs, ratio
 from microp.simulator.simulation import Simulated, simulate
-from microp.trace import Reduction, Span, after_last_gradient, as_spans, reductions
+from microp.trace import Span, as_spans
 
 OTHER = 1.5
 
@@ -88,17 +88,6 @@ def replay(schedule: Schedule, spans: Iterable[Span]) -> Simulated:
     return simulate(schedule, replace(costs, shares=shares))
 
 
-def replay_reductions(schedule: Schedule, spans: Iterable[Span], taken: Sequence[Reduction]) -> list[Reduction]:
-    """Return the reductions that follow `replay`'s spans, each with its measured time after its last gradient.
-
-    Args:
-        taken: the measured reductions; empty if there is one replica.
-    """
-    spans = as_spans(spans)
-    times = after_last_gradient(schedule, spans, taken)
-    return reductions(schedule, replay(schedule, spans), times) if times else []
-
-
 def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]], spans: Iterable[Span]) -> Simulated:
     """Return simulated spans, in milliseconds, of the step that the middle half of the steps is like.
 
@@ -158,18 +147,12 @@ def _middle_half(steps: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[Seque
 
 
 class _Taken(NamedTuple):
-    """A span and the tensor of another rank that it took; the forward of a pair the later one of both its actions'.
-
-    Attributes:
-        taker: the action that took it: the span's, or its partner.
-        link: the higher stage of the hop; None if it took none.
-        made: when it had been made; inf: not in spans.
-    """
+    """A span and the tensor of another rank that it took; the forward of a pair the later one of both its actions'."""
 
     span: Span
-    taker: Action
-    link: int | None
-    made: Any
+    taker: Action  # the action that took it: the span's, or its partner
+    link: int | None  # the higher stage of the hop; None if it took none
+    made: Any  # when it had been made; inf: not in spans
 
 
 def _taken(schedule: Schedule, spans: Iterable[Span]) -> list[_Taken]:

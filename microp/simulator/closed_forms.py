@@ -1,39 +1,11 @@
 """Closed forms of named schedules: makespan, largest span and peaks, without a simulation.
 
 K ranks, M chunks, v stages per rank, s slices; f, b, w: the times of a forward, an input gradient and a weight
-gradient of one stage; x = b + w, t = f + x, T = v t; c: one hop (asynchronous latency). If every microbatch is
-recomputed, b contains that.
+gradient of one stage; x = b + w, t = f + x, T = v t; c: one hop (asynchronous latency); P: the time of a pair. If every
+microbatch is recomputed, b contains that.
 
-Makespan of a step (the same for `_lifo`):
-
-| schedule | makespan | exact |
-|---|---|---|
-| naive | M (sum t_i + 2(K-1) c) | always |
-| gpipe | sum t_i + (M-1) (max f_i + max x_i) + 2(K-1) c | equal stages: always; unequal: c = 0 |
-| 1f1b | (M+K-1) t + 2c ((K-1) + floor((M-1)(K-1)/K)) | equal stages |
-| 1f1b, stage j rho >= 1 times as heavy | j t + M rho t + max(0, k(t - rho f)) + max(0, k(t - rho x)) | M >= K, c = 0 |
-| eager_1f1b | (M+K-1) t + 2(K-1) c | 2c <= t |
-| interleaved | M T + (K-1) t; M < K: (v K + M - 1) t | c = 0, no round after the first below K |
-| interleaved, pairs | M T + (K-1) t - (M v - (v-1) K - d) (t-P) | K divides M, warmup double, c = 0 |
-| breadth_first | (v-1) (max(M f, K(f+c)) + max(M x, K(x+c))) + (M+K-1) t + 2(K-1) c | always |
-| zb_h1 | M T + (K-1) (f+b-w) | M >= K, w <= min(f, b), c = 0 |
-| zb_h2 | M T + (K-1) f | M >= 2K-1, f = b = w, c = 0 |
-| zb_interleaved | M T + (K-1) (f+b-w) | M >= K, w <= min(f, b), c = 0 |
-| zb_v | M T + (K-1) f | M >= 2K-1, f = b = w, c = 0 |
-| dualpipe_v | M T + (K-1) (f+b-w) | w <= b <= f <= x, c = 0 |
-| dualpipe_v, pairs | M T + (K-1) (P+f-2w) - (2M-2K-1) (t-P) | w <= b <= f <= x, c = 0 |
-| v_half | M T + (3K-7) f, K even; (3K-4) f, K odd | K >= 3, M >= 2K, f = b = w, c = 0 |
-| v_min | M T + (4K-7) f, 3 divides K; else (4K-5) f | K >= 2, M >= 2K, f = b = w, c = 0 |
-| 1f1b_v | M T + (6K-4) f, 3 divides K; (6K-6) f, K = 1 mod 3; else (6K-5) f | K >= 2, M >= 2K, b + w = 2f, c = 0 |
-| gis | M T + (K-1)(f+b) + (v-1)((K-G) f + max(0, K b - G x)) | G divides M, w <= min(f, b), G t >= K max(f, b), c = 0 |
-| two_bp | M T + (K-1) (f+b) | M >= K, c = 0 |
-| dualpipe | M t + (K/2-1) (f+b-w) | w <= b <= f <= x, c = 0 |
-| dualpipe, pairs | M t + (K/2-1) (P+f-2w) - (M-K-1) (t-P) | w <= b <= f <= x, c = 0 |
-| chimera | M t + (K-2) f | f = x, K divides M, c = 0 |
-| seq_1f1b | M T + (K-1) t/s + 2c ((K-1) + floor((M-1) s (K-1)/K)) | v = 1; else c = 0 and ceil(K/s) divides M |
-| seq_1f1b, eager | M T + (K-1) t/s + 2(K-1) c | 2c <= t/s |
-
-k = K-1-j. From eager_1f1b on: equal stages. P: the time of a pair, d: `extra_warmup`.
+The makespans of a step (the same for `_lifo`) stand as a table, with the conditions under which they are exact, in
+README.md of `microp.schedule`.
 
 `_LARGEST_SPANS` has the largest span of a rank, from its first start to its last end, where it is not the makespan.
 `_IN_FLIGHT` and `_HELD` have the peaks of rank r in (stage, microbatch) pairs, which depend only on the order: a pair

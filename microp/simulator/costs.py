@@ -56,7 +56,7 @@ class Costs:
         boundary: bytes of the tensor that enters the stage; its gradient has the same size.
         bandwidth: bytes per unit of time of one hop.
         transfer: the link model: the rule for the times of a hop.
-        reduction: the sum of the stage's gradients over the replicas, after the last gradient.
+        reduction: the sum of the stage's gradients over the replicas or copies, see `trace.reductions`.
         overhead: the engine's own time after an action, in which the rank computes nothing.
 
     Raises:
@@ -229,19 +229,13 @@ def check_pairs(costs: Costs) -> Costs:
 
 
 class LayerTimes(NamedTuple):
-    """The times of one layer and one microbatch, in milliseconds.
-
-    Attributes:
-        weight: the weight gradient, apart from the input gradient.
-        full: the undivided backward, which takes less than `backward` + `weight`.
-        recompute: the forward once more, right before the backward.
-    """
+    """The times of one layer and one microbatch, in milliseconds."""
 
     forward: float
     backward: float
-    weight: float
-    full: float
-    recompute: float
+    weight: float  # the weight gradient, apart from the input gradient
+    full: float  # the undivided backward, which takes less than `backward` + `weight`
+    recompute: float  # the forward once more, right before the backward
 
 
 NO_TIMES = LayerTimes(0, 0, 0, 0, 0)

@@ -28,34 +28,21 @@ SMALL = 100_000  # actions; of more, an object per number would take too much me
 
 
 class Kinds(NamedTuple):
-    """The times of actions by kind: one op and stage, all recomputed or all not.
+    """The times of actions by kind: one op and stage, all recomputed or all not."""
 
-    Attributes:
-        takes: the time of the action itself.
-        hop_in: the hop of the tensor that it receives.
-        peer: the other rank that receives its tensor, or `NONE`.
-        hop_out: the hop of that tensor.
-        after: the engine's own time after the action.
-    """
-
-    takes: list[Any]
-    hop_in: list[Any]
-    peer: list[int]
-    hop_out: list[Any]
-    after: list[Any]
+    takes: list[Any]  # the time of the action itself
+    hop_in: list[Any]  # the hop of the tensor that it receives
+    peer: list[int]  # the other rank that receives its tensor, or `NONE`
+    hop_out: list[Any]  # the hop of that tensor
+    after: list[Any]  # the engine's own time after the action
 
 
 class Lowered(NamedTuple):
-    """A schedule and its costs as columns, with one entry per action.
-
-    Attributes:
-        source: the position of the action's parent on another rank, or `NONE`.
-        kind: the index of the action's times in the lists of `kinds`.
-    """
+    """A schedule and its costs as columns, with one entry per action."""
 
     actions: Actions
-    source: Column
-    kind: Column
+    source: Column  # the position of the action's parent on another rank, or `NONE`
+    kind: Column  # the index of the action's times in the lists of `kinds`
     kinds: Kinds
 
 
@@ -119,19 +106,12 @@ def with_times(lowered: Lowered, takes: Mapping[Action, Any], hops: Mapping[Acti
 
 
 class _Lane(NamedTuple):
-    """The F, the backwards (B or I) or the W of one stage; the messages are between two ranks.
+    """The F, the backwards (B or I) or the W of one stage; the messages are between two ranks."""
 
-    Attributes:
-        action: the one on microbatch 0.
-        hop_in: the link of the tensor that they receive, as the higher of its two stages, or `NONE`.
-        peer: the rank that receives their tensor, or `NONE`.
-        hop_out: the link of that tensor, or `NONE`.
-    """
-
-    action: Action
-    hop_in: int
-    peer: int
-    hop_out: int
+    action: Action  # the one on microbatch 0
+    hop_in: int  # the link of the tensor that they receive, as the higher of its two stages, or `NONE`
+    peer: int  # the rank that receives their tensor, or `NONE`
+    hop_out: int  # the link of that tensor, or `NONE`
 
 
 class Order(NamedTuple):

@@ -49,16 +49,11 @@ _IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, IN_WEIGHT, OWN_SEND, OWN_KEPT, 
 
 
 class Part(NamedTuple):
-    """A part of a rank's memory at its peak.
-
-    Attributes:
-        size: in bytes.
-        number: of microbatches, on all stages of the rank; 0 if it is not a number of them.
-    """
+    """A part of a rank's memory at its peak."""
 
     name: str
-    size: float
-    number: int = 0
+    size: float  # in bytes
+    number: int = 0  # of microbatches, on all stages of the rank; 0 if it is not a number of them
 
 
 class Ranks:
@@ -235,24 +230,18 @@ def _distinct(counts: Floats) -> Floats:
 
 
 class _RankCounts:
-    """What changes on one rank with each action, and what the action needs, by (action, stage of the rank, field).
-
-    Attributes:
-        part: the rank's actions among those of all ranks.
-        firsts: of each stage the first B or W, which makes the gradients of its weights.
-        is_spared: of each action, whether its microbatch is not recomputed.
-    """
+    """What changes on one rank with each action, and what the action needs, by (action, stage of the rank, field)."""
 
     def __init__(self, schedule: Schedule, rank: int, actions: Actions, shares: Floats, is_spared: Column) -> None:
         self.schedule, self.rank, self.row = schedule, rank, schedule.ranks[rank]
         first = int(actions.first[rank])
-        self.part = slice(first, first + len(self.row))
+        self.part = slice(first, first + len(self.row))  # the rank's actions among those of all ranks
         self.op, self.stage, self.microbatch = (
             column[self.part] for column in (actions.op, actions.stage, actions.microbatch)
         )
         self._stages = np.array(schedule.stages_of(rank))
         self._place, self._share = np.searchsorted(self._stages, self.stage), shares[self.microbatch]
-        self.is_spared = is_spared[self.microbatch]
+        self.is_spared = is_spared[self.microbatch]  # of each action, whether its microbatch is not recomputed
         self._fields = self.microbatch % schedule.slices * len(FIELDS)  # where those of the action's slice begin
         shape = len(self.row), len(self._stages), schedule.slices * len(FIELDS)
         self.changes, self.needs = np.zeros(shape), np.zeros(shape)
@@ -296,6 +285,7 @@ class _RankCounts:
         self.add(needs, backward, backward, extra)
         self.add(changes, weight, weight, PENDING, -1)
         self.add(needs, weight, weight, IN_WEIGHT)
+        # of each stage the first B or W, which makes the gradients of its weights
         self.firsts = makes[np.unique(self.stage[makes], return_index=True)[1]]
         slices = self._fields[self.firsts]
         changes[self.firsts, self._place[self.firsts], slices + GRADIENTS] = 1

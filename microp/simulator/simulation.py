@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -222,7 +223,7 @@ def _queued(lowered: Lowered, transfer: LinkModel, dtype: type) -> Simulated | N
 
 
 def step_times(schedule: Schedule, costs: Costs) -> Floats:
-    """Return the time of a step, with the sums over the replicas, under each of the costs.
+    """Return the time of a step, with the sums over the replicas or copies, under each of the costs.
 
     ::
 
@@ -237,9 +238,12 @@ def step_times(schedule: Schedule, costs: Costs) -> Floats:
     clocks, ends = _ends_of_many(schedule, lower(schedule, costs))
     if costs.reduction:
         positions = {action: position for position, (_, action) in enumerate(schedule)}
+        last = list(clocks)
         for rank in range(len(schedule.ranks)):
             stages = [stage for stage in schedule.stages_of(rank) if stage in schedule.last_gradients]
             made = np.array([ends[positions[schedule.last_gradients[stage]]] for stage in stages])
+            if schedule.copies > 1:
+                made = np.array([reduce(np.maximum, [last[at] for at in schedule.holders(stage)]) for stage in stages])
             clocks.append(_sums_end(made, np.array([costs.reduction[stage] for stage in stages])))
     step: Floats = np.max(np.broadcast_arrays(*clocks), axis=0)
     return step

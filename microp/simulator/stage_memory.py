@@ -48,55 +48,34 @@ class Size(NamedTuple):
 
 
 class LayerMemory(NamedTuple):
-    """The memory of one layer and one microbatch, as if the layer were a stage of its own.
+    """The memory of one layer and one microbatch, as if the layer were a stage of its own."""
 
-    Attributes:
-        weights: the bytes of its weights that are trained.
-        activation: kept by F for B without recomputation, with the tensor that enters if it is kept.
-        boundary: the tensor that enters; 0 for the model's first layer, whose input is the batch.
-        shared: the part of `activation` that the next layer keeps too: its input.
-        pending: kept by B for W, if the backward is divided.
-        in_backward: needed while B runs, in addition to `activation`: also the gradient of the layer's output.
-        in_weight: needed while W runs, in addition to `pending` and `products`.
-        in_forward: needed while F runs that keeps nothing, in addition to the tensor that enters.
-        in_full: as `in_backward`, while an undivided B runs; measured where the schedule divides others.
-        products: made by W and held until the W of the whole stage ends: small gradients, which are added in one call.
-        frozen: the bytes of its weights that are not trained.
-        past: kept by F for the later slices and for B even if all else is recomputed: keys and values.
-        returned: what a slice's B changes of the gradients that wait for the B of the slices before it.
-        input_kept: the part of `activation` that is the tensor that enters.
-        input_pending: the same of `pending`.
-        gradient_pending: the part of `pending` that is the gradient of the layer's output.
-        in_taped: needed while F runs, in addition to what it keeps for B: also the output, if it is not kept.
-        input_unsaved: the part of `input_kept` that no operation keeps, only the stage, as its input.
-        pending_unsaved: the same of `input_pending`.
-        later: the memory of the slices after the first, which this one is of; empty without slices.
-        common: bytes that all layers of a rank have in common, in one place.
-        is_idle: whether nothing up to it is trained: it keeps nothing, and has no backward.
-    """
-
-    weights: int
-    activation: Size = Size()
-    boundary: Size = Size()
-    shared: Size = Size()
-    pending: Size = Size()
+    weights: int  # the bytes of its weights that are trained
+    activation: Size = Size()  # kept by F for B without recomputation, with the tensor that enters if it is kept
+    boundary: Size = Size()  # the tensor that enters; 0 for the model's first layer, whose input is the batch
+    shared: Size = Size()  # the part of `activation` that the next layer keeps too: its input
+    pending: Size = Size()  # kept by B for W, if the backward is divided
+    # needed while B runs, in addition to `activation`: also the gradient of the layer's output
     in_backward: Size = Size()
-    in_weight: Size = Size()
+    in_weight: Size = Size()  # needed while W runs, in addition to `pending` and `products`
+    # made by W and held until the W of the whole stage ends: small gradients, which are added in one call
     products: Size = Size()
-    in_forward: Size = Size()
-    in_full: Size = Size()
-    frozen: Size = Size()
-    past: Size = Size()
-    returned: Size = Size()
-    input_kept: Size = Size()
-    input_pending: Size = Size()
-    gradient_pending: Size = Size()
+    in_forward: Size = Size()  # needed while F runs that keeps nothing, in addition to the tensor that enters
+    in_full: Size = Size()  # as `in_backward`, while an undivided B runs; measured where the schedule divides others
+    frozen: Size = Size()  # the bytes of its weights that are not trained
+    past: Size = Size()  # kept by F for the later slices and for B even if all else is recomputed: keys and values
+    returned: Size = Size()  # what a slice's B changes of the gradients that wait for the B of the slices before it
+    input_kept: Size = Size()  # the part of `activation` that is the tensor that enters
+    input_pending: Size = Size()  # the same of `pending`
+    gradient_pending: Size = Size()  # the part of `pending` that is the gradient of the layer's output
+    # needed while F runs, in addition to what it keeps for B: also the output, if it is not kept
     in_taped: Size = Size()
-    input_unsaved: Size = Size()
-    pending_unsaved: Size = Size()
+    input_unsaved: Size = Size()  # the part of `input_kept` that no operation keeps, only the stage, as its input
+    pending_unsaved: Size = Size()  # the same of `input_pending`
+    # the memory of the slices after the first, which this one is of; empty without slices
     later: tuple[LayerMemory, ...] = ()
-    common: int = 0
-    is_idle: bool = False
+    common: int = 0  # bytes that all layers of a rank have in common, in one place
+    is_idle: bool = False  # whether nothing up to it is trained: it keeps nothing, and has no backward
 
     def at(self, rows: float) -> LayerBytes:
         """Return the bytes for a microbatch of `rows` rows."""
@@ -135,57 +114,33 @@ class StageBytes(NamedTuple):
     """The bytes of a stage and a microbatch, by what holds them.
 
     The tensors between stages count apart: they lie in the memory of a transport, or of the stage that made them.
-
-    Attributes:
-        kept: from F to B if it is recomputed: the inputs of its segments after the first.
-        whole: from F to B if it is not.
-        pending: from I to W.
-        gradients: those of the stage's weights, which its first full backward or W allocates.
-        rebuilt: while a B runs: one recomputed segment.
-        in_forward: while an F runs, in addition to what it keeps.
-        in_backward: while a B runs, in addition to what F kept and a recomputed segment.
-        in_full: the same while an undivided B runs, in a schedule that divides others.
-        in_weight: while a W runs.
-        input: the tensor that enters.
-        input_kept, input_whole: the part of it that F keeps for B if the microbatch is recomputed, and if not.
-        input_pending: the part of it that I keeps for W.
-        gradient: the gradient of the output, which is as large as the output.
-        gradient_pending: the part of it that I keeps for W.
-        sent_output, sent_whole: the output if the microbatch is recomputed, and if not: but for the part that F keeps.
-        sent_gradient: the gradient of the tensor that enters.
-        both, both_pending: the part of the output that F keeps and the next stage for its B too, and for its W.
-        own_send: in addition while a B runs, if its own forward's output is still being sent.
-        own_kept: the same if the next stage, of the same rank, keeps that output for its W.
-        first_backward: in addition while the first undivided backward runs, which makes the gradients of the weights.
-        first_weight: the same of the first W.
-        returned: what a slice's B changes of the gradients that wait for the slices before it.
     """
 
-    kept: float = 0
-    whole: float = 0
-    pending: float = 0
-    gradients: float = 0
-    rebuilt: float = 0
-    in_forward: float = 0
-    in_backward: float = 0
-    in_full: float = 0
-    in_weight: float = 0
-    input: float = 0
-    input_kept: float = 0
-    input_whole: float = 0
-    input_pending: float = 0
-    gradient: float = 0
-    gradient_pending: float = 0
-    sent_output: float = 0
-    sent_whole: float = 0
-    sent_gradient: float = 0
-    both: float = 0
-    both_pending: float = 0
-    own_send: float = 0
-    own_kept: float = 0
-    first_backward: float = 0
-    first_weight: float = 0
-    returned: float = 0
+    kept: float = 0  # from F to B if it is recomputed: the inputs of its segments after the first
+    whole: float = 0  # from F to B if it is not
+    pending: float = 0  # from I to W
+    gradients: float = 0  # those of the stage's weights, which its first full backward or W allocates
+    rebuilt: float = 0  # while a B runs: one recomputed segment
+    in_forward: float = 0  # while an F runs, in addition to what it keeps
+    in_backward: float = 0  # while a B runs, in addition to what F kept and a recomputed segment
+    in_full: float = 0  # the same while an undivided B runs, in a schedule that divides others
+    in_weight: float = 0  # while a W runs
+    input: float = 0  # the tensor that enters
+    input_kept: float = 0  # the part of it that F keeps for B if the microbatch is recomputed
+    input_whole: float = 0  # the same if it is not
+    input_pending: float = 0  # the part of it that I keeps for W
+    gradient: float = 0  # the gradient of the output, which is as large as the output
+    gradient_pending: float = 0  # the part of it that I keeps for W
+    sent_output: float = 0  # the output if the microbatch is recomputed
+    sent_whole: float = 0  # the same if it is not: without the part that F keeps
+    sent_gradient: float = 0  # the gradient of the tensor that enters
+    both: float = 0  # the part of the output that F keeps, and the next stage for its B too
+    both_pending: float = 0  # the same of the next stage's W
+    own_send: float = 0  # in addition while a B runs, if its own forward's output is still being sent
+    own_kept: float = 0  # the same if the next stage, of the same rank, keeps that output for its W
+    first_backward: float = 0  # in addition while the first undivided backward runs, which makes the weights' gradients
+    first_weight: float = 0  # the same of the first W
+    returned: float = 0  # what a slice's B changes of the gradients that wait for the slices before it
 
 
 def stage_bytes(

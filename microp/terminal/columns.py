@@ -120,7 +120,7 @@ def paragraph(text: str, style: str = "dim") -> None:
 
 def counted(size: int, what: str) -> str:
     """Return a number with its noun, as `1 run` and `2 launches`."""
-    return f"{size} {what}{'' if size == 1 else 'es' if what.endswith('ch') else 's'}"
+    return f"{size:,} {what}{'' if size == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 def number(value: float, form: str) -> str:

@@ -1,12 +1,17 @@
-"""Prints on the terminal: the two consoles, notes, warnings and errors."""
+"""Prints on the terminal: the two consoles, timelines in colours, notes, warnings and errors."""
 
 from __future__ import annotations
 
 import os
 import sys
 import textwrap
+from collections.abc import Iterable
 
 from rich.console import Console
+from rich.text import Text
+
+from microp.schedule import Op
+from microp.trace import COLOURS, INK, REDUCTION, WHITE, Line
 
 PIPE_WIDTH = 120  # characters per line where there is neither a terminal nor COLUMNS in the environment
 
@@ -14,6 +19,25 @@ out = Console(
     highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "0") != "0" else PIPE_WIDTH
 )
 err = Console(stderr=True, highlight=False)
+
+
+def draw(lines: Iterable[Line]) -> None:
+    """Print a timeline, in the colours of figures if there are any; they say nothing that the characters do not say."""
+    for line in lines:
+        text = Text()
+        for cells in line:
+            text.append(cells.text, _style(cells.look))
+        text.rstrip()
+        out.print(text, soft_wrap=True)
+
+
+def _style(look: str) -> str:
+    """Return the style of cells: of names the op's ink, of fill the colour of its other shade."""
+    if look[:1] in COLOURS:
+        op, place = Op(look[0]), int(look[1])
+        ink = COLOURS[op][1 - place] if look.endswith("-") else INK[op]
+        return f"{ink} on {COLOURS[op][place]}"
+    return {"idle": "dim", "sum": f"{WHITE} on {REDUCTION}"}.get(look, "")
 
 
 def _lines(text: str) -> str:

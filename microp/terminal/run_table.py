@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple
 from microp import results
 from microp.records import clocks_text, read_traced_step
 from microp.terminal.columns import Column, extremes, number, paragraph, show
-from microp.terminal.console import error, out
-from microp.trace import screen, timeline
+from microp.terminal.console import draw, error, out
+from microp.trace import timeline
 
 SWEPT = 79  # importance of the columns of swept keys: step ms, bubble, peak and ratios stay longer
 LONG = 8  # characters to which values of keys may be shortened
@@ -237,10 +237,10 @@ def show_step(attempt: Path, summary: Mapping[str, Any]) -> None:
     step = read_traced_step(attempt, summary)
     if step is None:
         return
-    shown, above = screen(out.file), [name for name in step.panels if name != "measured"]
+    above = [name for name in step.panels if name != "measured"]
     lines = timeline(
         step.panels,
-        shown.columns,
+        out.width,
         sums=step.sums,
         in_header=above,
         predicted=summary.get("predicted"),
@@ -248,4 +248,4 @@ def show_step(attempt: Path, summary: Mapping[str, Any]) -> None:
         clocks=clocks_text(summary),
     )
     out.print()
-    print(shown.text(lines), file=out.file, flush=True)
+    draw(lines)

@@ -9,7 +9,7 @@
 """
 
 from microp.trace.drawing import DRAWN, figure, save, sheet, svg
-from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, UNITS, Scale, shade
+from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, UNITS, WHITE, Scale, shade
 from microp.trace.metrics import (
     bubble_fraction,
     busy,
@@ -23,7 +23,6 @@ from microp.trace.metrics import (
 )
 from microp.trace.perfetto import perfetto
 from microp.trace.reductions import Reduction, after_last_gradient, ends_at, exposed, reductions, time_reducing
-from microp.trace.screen import screen
 from microp.trace.spans import MOMENTS, Actions, B, Column, F, I, Span, Spans, StepTrace, W, as_spans, column_type
 from microp.trace.time_breakdown import KINDS, StepClock, account
 from microp.trace.timeline import Line, header, plain, timeline

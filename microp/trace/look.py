@@ -21,7 +21,8 @@ from microp.schedule import Op
 NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input gradient", Op.W: "weight gradient"}
 _BLUE = "#3182bd", "#08519c"
 COLOURS = {Op.F: ("#9ecae1", "#6baed6"), Op.B: _BLUE, Op.I: _BLUE, Op.W: ("#fdae6b", "#e6550d")}
-INK = {Op.F: "black", Op.B: "white", Op.I: "white", Op.W: "black"}  # of a name on these
+BLACK, WHITE = "#000000", "#ffffff"  # by name they would be a terminal's own
+INK = {Op.F: BLACK, Op.B: WHITE, Op.I: WHITE, Op.W: BLACK}  # of a name on these
 REDUCTION = "#636363"
 
 

@@ -1,4 +1,4 @@
-"""Times the reductions: the sums of the stages' gradients over the replicas.
+"""Times the reductions: the sums of the stages' gradients over the replicas, or over the copies of the model.
 
 ::
 
@@ -6,8 +6,8 @@
     rank 1   .. F0 B0 F1 B1│██████│                hidden in the drain
                            └─ the stage's last weight gradient: its reduction may start
 
-The reductions of a rank run one after the other, in the order of their stages' last gradients. All
-functions take simulated or measured spans.
+The reductions of a rank run one after the other, in the order of their stages' last gradients. Those over copies begin
+when all ranks with a copy of the stage have ended their actions. All functions take simulated or measured spans.
 """
 
 from __future__ import annotations
@@ -70,9 +70,12 @@ def after_last_gradient(schedule: Schedule, spans: Iterable[Span], sums: Iterabl
 
 
 def _queues(schedule: Schedule, spans: Iterable[Span]) -> list[list[tuple[int, Any]]]:
-    """Return, for each rank, its stages with the ends of their last gradients, in the order of these."""
+    """Return, for each rank, its stages with the times at which their sums may begin, in the order of these."""
     ends = {span.action: span.end for span in spans}
     made = {stage: ends[action] for stage, action in schedule.last_gradients.items()}
+    if schedule.copies > 1:
+        last = [max(ends[action] for action in row) for row in schedule.ranks]
+        made = {stage: max(last[rank] for rank in schedule.holders(stage)) for stage in made}
     return [
         sorted(((stage, made[stage]) for stage in schedule.stages_of(rank) if stage in made), key=itemgetter(1))
         for rank in range(len(schedule.ranks))

@@ -99,10 +99,9 @@ class TiedGradients:
 
     def __init__(self, job: Job, layers: Mapping[int, nn.Module], comms: Comms) -> None:
         self._comms = comms
-        ranks: dict[int, list[int]] = {}  # layer -> the ranks of its copies, in their order
-        for stage, rank in job.schedule.placement.items():
-            for layer in job.layers_of(stage):
-                ranks.setdefault(layer, []).append(rank)
+        ranks = {  # layer -> the ranks of its copies, in their order
+            layer: job.schedule.holders(stage) for stage in range(job.schedule.depth) for layer in job.layers_of(stage)
+        }
         tag = 2 * job.schedule.stages * job.schedule.units  # the first one above those of the actions
         every = []
         for tied in job.model.tied_weights:

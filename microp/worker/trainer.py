@@ -147,6 +147,8 @@ class Trainer:
         if trace is not None:
             self._at(Place.TYING)
             self._tied.sum()
+            if self._job.schedule.copies > 1:
+                self._device.finish_sums(computed, self.stages)
         reduced = mark()
 
         # 3. update the weights

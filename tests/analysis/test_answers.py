@@ -12,13 +12,14 @@ from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
 from analysis.command import section
 from analysis.words import versus
 from microp.records import LAUNCH
+from microp.results import unscaled
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import simulate
 from microp.trace import KINDS, makespan
 from tests.boxes import faults
 from tests.made_cases import CASES
-from tests.made_sweeps import made
-from tests.made_up import Made, run
+from tests.made_sweeps import made, schedule_runs
+from tests.made_up import Made, by_stem, run
 
 STEADY = (1.0, 1.02, 0.98)  # how long the steps of three launches are, relative to the model
 ONE = "One launch each, so no spread between launches is known: repeat=0,1,2 gives it."
@@ -103,6 +104,8 @@ def test_over_all_runs(tmp_path):
         "Emulated, 1 configuration: ranks compute 70 % of a step; the next largest parts are wait: drain (20 %) "
         "and wait: warm-up (10 %)."
     )
+    noisy = section("rank_time", Made(store.runs().assign(disturbed=True))).answer
+    assert noisy.startswith("Emulated, 1 configuration (disturbed: 1 of 1): ranks compute 70 %")
 
 
 def predicted_runs(folder, **changes):
@@ -144,6 +147,29 @@ def test_a_sweep_names_the_fastest_point_and_compares_it(tmp_path):
     )
 
 
+def test_points_whose_launches_or_steps_do_not_tell_them_apart_share_the_first_place(tmp_path):
+    """Of one launch by its steps: those of 3, 8 and 2 lie within 1 % of each other, but not those of 9."""
+    rows = own(tmp_path, (1.0,))
+    times = dict.fromkeys(("p10", "median", "p90"))
+    more = pd.concat([rows, rows.assign(chunks=rows["chunks"] + 1)])
+    for (end, _), factor in zip(times.items(), (0.995, 1.0, 1.005), strict=True):
+        more[f"step_ms.{end}"] = more["chunks"].map({2: 100.2, 3: 100.0, 8: 100.1, 9: 150.0}) * factor
+    said = sweep.answer(more, ["chunks"])
+    assert said.startswith("Least time of 4 points: 3 with 100 ms per step, with a bubble of ")
+    assert ", not told apart from 8 and 2; slowest: 9 with 150 ms per step." in said
+    rows = pd.DataFrame(schedule_runs(tmp_path, ("gpipe", "naive", "zb_h1"), (8,), ("never",), ("emulated",), 4, (0,)))
+    for end, factor in zip(times, (0.995, 1.0, 1.005), strict=True):
+        rows[f"step_ms.{end}"] = rows["schedule"].map({"gpipe": 99.8, "naive": 100.0, "zb_h1": 99.9}) * factor
+    found = section("schedules", Made(rows))
+    assert ", not told apart from zb_h1 and naive; slowest: naive with 100 ms per step." in found.answer
+    assert "compromises" not in found.answer
+    assert by_stem(found.exhibits)["schedules-pareto"].table.set_index("schedule")["front"].to_dict() == {
+        "gpipe": False,
+        "naive": True,
+        "zb_h1": False,
+    }
+
+
 def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     rows = own(tmp_path, (1.0,), disturbed=True)
     said = sweep.answer(rows, ["chunks"])
@@ -155,7 +181,7 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     said = sweep.answer(more.assign(disturbed=more["chunks"] != 3), ["chunks"])
     assert said.startswith("The times of 4 points are too noisy to rank (disturbed: 3 of 4): 135 to 180 ms per step. ")
     said = sweep.answer(more.assign(disturbed=more["chunks"].isin((8, 9))), ["chunks"])
-    assert said.startswith("Fastest of 2 points, without 2 disturbed: 2 with 180 ms per step, ")
+    assert said.startswith("Least time of 2 points, without 2 disturbed: 2 with 180 ms per step, ")
     said = sweep.answer(rows[rows["chunks"] == 8], ["chunks"])
     assert said.startswith("135 ms per step (disturbed), with a bubble of ")
     said = sweep.answer(own(tmp_path, (0.9, 1.0, 1.1)), ["chunks"])
@@ -203,6 +229,15 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
     assert "astest" not in said
     assert "2 with 180 ms per step, a bubble of " in said
     assert "8 with 135 ms per step, a bubble of " in said
+    sizes = rows.assign(**dict.fromkeys(("batch_size", "config.batch_size"), 8 * rows["chunks"]), chunks=4)
+    said = sweep.answer(sizes.assign(**{"config.chunks": 4}), ["batch_size"])
+    assert "take longer, and more rows do not: compare points of equal chunks and batch_size, or" in said
+    assert "16 with 180 ms per step, a bubble of " in said
+    assert "per row of" not in said
+    point = {"device.name": "emulated", "device.per": [], "batch_size": 8, "replicas": 1, "chunks": 2, "ranks": 2}
+    both = unscaled([point, {**point, "chunks": 4, "ranks": 4}])
+    assert "per stage, whatever its layers, and per microbatch, whatever its rows, so more" in both
+    assert "equal stages, chunks and batch_size, or give the times of one layer and row with" in both
     rows["config.device.per"] = [["row"] for _ in rows.index]
     assert sweep.answer(rows, ["chunks"]).startswith("Fastest of 2 points: 8")
 

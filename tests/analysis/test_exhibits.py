@@ -17,6 +17,7 @@ from analysis.words import least_memory
 from microp.records import LAUNCH
 from microp.results import Store, records
 from microp.schedule.builders import ORDERS
+from tests.made_cases import CASES
 from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 
@@ -66,10 +67,15 @@ def test_the_monolith_is_the_run_of_the_same_work(tmp_path):
     ]
     for row in alone:
         row |= {"config.device.per": ["layer", "row"], "config.model.layers": 4}
+    alone[0]["disturbed"] = True
     store = Made(pd.concat([pipeline, pd.DataFrame(alone)], ignore_index=True))
-    table = drawn_m(store)["m-sensitivity-speed-up"].table.set_index("chunks")
+    exhibit = drawn_m(store)["m-sensitivity-speed-up"]
+    assert "; 1 of 8 runs was disturbed." in exhibit.caption
+    table = exhibit.table.set_index("chunks")
     assert table["speed_up"].to_dict() == pytest.approx({4: 240 / 105, 32: 1920 / 525})
     assert table["formula"].tolist() == pytest.approx(table["speed_up"].tolist())
+    both = drawn_m(Made(list(CASES["m_sensitivity"].few(tmp_path))))["m-sensitivity-speed-up"]  # a panel each
+    assert both.runs["run_id"].is_unique
 
 
 @pytest.mark.parametrize(("slowest", "wide"), [(1.05, []), (1.2, [8])])
@@ -150,7 +156,9 @@ def test_the_table_of_times_adds_up_each_rank_fits_a_terminal_and_has_what_is_no
     assert lines[0].split() == ["ms", "compute", "warmup", "sum"]
     assert [line.split()[2:] for line in lines[1:3]] == [["1.00", "0.50", "1.50"], ["2.00", "0.25", "2.25"]]
     kinds = ("compute", "optimizer", "transfer", "warmup", "steady", "drain", "host", "reduction")
-    lines = time_table({**dict.fromkeys(kinds, [500.0] * 4), "recompute": [0.001] * 4}, 80).splitlines()
+    lines = time_table({**dict.fromkeys(kinds, [500.0] * 4), "recompute": [0.001] * 4}, 80).splitlines()  # a line each
+    assert [line.split()[0] for line in lines] == ["ms", *kinds, "sum"]
+    lines = time_table(dict.fromkeys(kinds, [500.0] * 16), 80).splitlines()
     assert max(map(len, lines)) <= 80
     words = [word for line in lines if "rank" not in line for word in line.split()]
     assert [word for word in words if word != "ms"] == [*kinds, "sum"]

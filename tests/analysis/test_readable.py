@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import looks, sweep
+from analysis import looks, plot, sweep
 from analysis.command import section
 from microp.records import LAUNCH
 from tests.boxes import unreadable
@@ -69,12 +69,14 @@ def test_of_very_many_lines_the_first_are_drawn(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(12, 4), (3, 16)])
-def test_any_number_of_schedules_and_ranks_can_be_read(number, ranks, tmp_path):
+def test_any_number_of_schedules_and_ranks_can_be_read(number, ranks, tmp_path, monkeypatch):
     usual = [name.replace("dualpipe", "zb_h2") for name in looks.SCHEDULES]  # one model on a rank
     names = [*usual, LONG, "mine", "of", "others"][:number] if number > 3 else ["gpipe", LONG, "1f1b"][:number]
     rows = list(schedule_runs(tmp_path, names, (16,), devices=("emulated",), ranks=ranks, launches=(0,)))
     for experiment in ("schedules", "rank_time"):
         assert unreadable(CASES[experiment].draw(Made(rows)).exhibits) == []
+    monkeypatch.setattr(plot, "WIDTH", plot.ONE_COLUMN)
+    assert unreadable(CASES["schedules"].draw(Made(rows)).exhibits) == []
 
 
 def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
@@ -83,7 +85,11 @@ def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
         made(tmp_path, name, 4, **{"time_ms.compute": [3.0, 6.0], LAUNCH: 0, "device": "cpu"})
         for name in ("1f1b", "gpipe")
     ]
-    exhibit = section("rank_time", Made(rows)).exhibits[0]
+    rows[0]["step_ms.median"] = 9.0  # the drawn step took 8 + 6
+    exhibit, timelines = section("rank_time", Made(rows)).exhibits
+    outlier = " Outliers among the drawn steps: 1f1b took 14.0 ms, of a median of 9.0."
+    assert exhibit.caption.endswith(outlier)
+    assert timelines.caption.endswith(outlier)
     [axis] = exhibit.figure.axes
     names = [label.get_text().split(",")[0] for label in axis.get_yticklabels()]
     assert names == ["gpipe", "1f1b"]

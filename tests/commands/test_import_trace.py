@@ -55,6 +55,8 @@ def test_what_if_profile_and_csv(folder):
     words = ("device=emulated", "profile=there.yaml", "model.layers=8", "chunks=4", "batch_size=4", "schedule=1f1b")
     priced = microp(*words, "output=json", folder=folder, program="microp.simulate")
     assert '"makespan": 154.0' in priced.stdout, priced.stderr
+    assert '"peak_memory_mib": null' in priced.stdout  # it would be that of the small model that stands in
+    assert "no MiB: the profile is of a trace" in priced.stderr
     words = ("device=there.yaml", "model.layers=8", "ranks=2", "batch_size=4", "schedule=gpipe,1f1b,zb_h1")
     planned = ran(*words, folder=folder, program="microp.plan")
     assert "MiB" not in planned.stdout

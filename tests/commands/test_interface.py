@@ -70,6 +70,14 @@ def test_a_recorded_run_is_opened_by_its_folder_or_its_newest_attempt(measured, 
         microp.Run(tmp_path)
 
 
+def test_a_disturbed_run_says_so_wherever_it_is_shown(measured, monkeypatch):
+    run = microp.Run(measured[1].folder)
+    monkeypatch.setitem(run.summary, "shared_gpu", True)
+    assert repr(run).endswith(", disturbed>")
+    assert ", disturbed&gt;" in run._repr_html_()
+    assert run.draw().endswith("\ndisturbed")
+
+
 def test_a_run_and_a_price_are_drawn_in_a_notebook(measured):
     for shown in (measured[1], microp.price("chunks=2", "model.dim=64")):
         text, drawing = shown._repr_html_().split("<br>")
@@ -100,6 +108,11 @@ def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
     assert few["folder"].tolist() == [runs["folder"][1]]
     anew = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=2, again=True)
     assert [Path(folder).name for folder in anew["folder"]] == ["attempt-2"]
+    assert anew["samples_per_s"].notna().all()
+    with pytest.warns(UserWarning, match="the nominal times are per microbatch, whatever its rows, so more chunks"):
+        nominal = microp.sweep(*SMALL, **keys, device="emulated", chunks=[2, 4])
+    assert nominal["step_ms.median"].notna().all()
+    assert nominal["samples_per_s"].isna().all()
     other = Path(shutil.copytree(runs["folder"][0], tmp_path / "outputs" / "runs" / "other" / "attempt-1"))
     write_json(other / "status.json", {"status": "failed", "message": "m", "started": 1.0})
     (other / "summary.json").unlink()

@@ -1,5 +1,6 @@
 """`python -m microp.plan`: a table of plans, each with a command that runs."""
 
+import json
 import re
 import shlex
 
@@ -59,6 +60,11 @@ def test_a_run_of_a_plan_for_another_machine_shows_no_memory_of_the_small_model_
     words = [f"device={made}", "model.layers=4", "batch_size=8"]
     run = ran(*words, "steps=1", "warmup_steps=0", folder=tmp_path)
     assert "MiB" not in run.stdout
+    words += ["ranks=2", "schedule=gpipe", "chunks=4"]
+    priced = ran(*words, "output=json", folder=tmp_path, program="microp.simulate")
+    ran(*words, "partition=uniform", "checkpointing=never", folder=tmp_path, program="microp.plan")
+    [path] = (tmp_path / "outputs" / "plans").glob("*.json")
+    assert json.loads(priced.stdout)["peak_memory_mib"] == read(path)["plans"][0]["peak_memory_mib"]  # of the profile
 
 
 def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):
@@ -69,6 +75,10 @@ def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):
     assert not (tmp_path / "outputs").exists()
     enough = re.search(r"more: use (memory_gib=\S+) \(", done.stderr).group(1)
     assert microp(*words, enough, folder=tmp_path, program="microp.plan").returncode == 0
+    one = [*words, "schedule=gpipe", "chunks=2", "partition=uniform", "checkpointing=never"]
+    little = microp(*one, "memory_gib=0.00001", folder=tmp_path, program="microp.plan").stderr
+    assert "is too little for schedule=gpipe chunks=2, which needs " in little
+    assert ran(*one, folder=tmp_path, program="microp.plan").stdout.startswith("1 candidate, 0 need too much memory; ")
 
 
 @pytest.mark.parametrize("word", ["device.reduce_ms=1", "device.recompute_ms=1", "device.latency_ms=1", "sync=flat"])

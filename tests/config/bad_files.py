@@ -79,6 +79,9 @@ SWEEPS = {  # configurations for `-cn`
     "group_own": "defaults: [config, nope: x, _self_]\n",
     "list_own": "- ranks\n",
     "missing_default": "defaults: [config, nosuch, _self_]\n",
+    "order_own": "defaults: [override schedule: 1f1b, config, _self_]\n",
+    "misspelt_own": "defaults: [config, override schedul: 1f1b, _self_]\n",
+    "no_self_own": "defaults: [config]\nchunks: 0\n",
     "removed_own": "defaults: [config, _self_, override model: null]\n",
     "many_points_own": f"{RUN}hydra: {{mode: MULTIRUN, sweeper: {{params: {{chunks: 'range(1,100000000)'}}}}}}\n",
 } | {
@@ -87,6 +90,7 @@ SWEEPS = {  # configurations for `-cn`
         *(("number_key", "1: 2"), ("open", "chunks: ${calc:'1 +'")),
         *(("named", "device: {name: emulated}"), ("word", "device: emulated")),
         *(("values", "chunks: [4, 8]"), ("other_key", "device: {forward_ms: 3}"), ("unknown_key", "rank: 4")),
+        ("dotted", "schedule.stages_per_rank: 2"),
     )
 }
 

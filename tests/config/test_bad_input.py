@@ -42,12 +42,13 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "words"), ROWS, ids=[command for command, _ in ROWS])
-def test_a_wrong_command_is_refused_and_what_is_wrong_is_named(folder, command, words, capsys, monkeypatch):
+def test_a_wrong_command_is_refused_and_what_is_wrong_is_named(folder, command, words, capsys, monkeypatch, recwarn):
     before = files(folder)
     code = type_in(folder, command, monkeypatch)
     said = capsys.readouterr()
     assert (code, said.out) == (2, ""), said
     assert "Traceback" not in said.err
+    assert [str(each.message) for each in recwarn if each.category is UserWarning] == []  # of another library
     assert [word for word in words.split() if word not in said.err] == [], said.err
     assert files(folder) == before
 

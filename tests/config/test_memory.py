@@ -13,6 +13,7 @@ from user import start
 
 from microp import device
 from microp.config import job_of, prediction
+from microp.config.config_checks import shared_cores
 from microp.device import probe_layers
 from microp.settings import AS_WRITTEN, NEVER, Computing
 from microp.simulator import stage_bytes
@@ -99,6 +100,20 @@ def test_a_rank_that_needs_more_than_it_has_is_refused_with_what_would_fit():
     word, least = re.search(r"use (\S+) \(([\d.]+) MiB, step [+-]\d+ %\)", problem).groups()
     assert float(least) / 1024 <= 0.036
     assert problems(config(*words, word)) == []
+    assert (
+        re.search(r"; steps are of ranks with a core each, not of 4 on \d+$", problem)
+        or shared_cores(config(*words)) is None
+    )
+    [problem] = problems(config(*words, "partition=skewed", "partition.share=0.5", "device.memory_gib=0.08"))
+    found = re.findall(
+        r"(\S+=[^()]+?)( in place of partition=skewed and its keys)? \([\d.]+ MiB", problem.partition("use ")[2]
+    )
+    assert any(replaced for _, replaced in found)
+    for change, replaced in found:
+        kept = [] if replaced else ["partition=skewed", "partition.share=0.5"]
+        assert problems(config(*words, *kept, "device.memory_gib=0.08", *change.removeprefix("or ").split())) == []
+    lists = ["device=emulated", "device.forward_ms=[1,2,3,4]", "ranks=4", "device.memory_gib=0.0008", "model.dim=256"]
+    assert problems(config(*lists))[0].startswith("rank 0 needs ")  # also where orders have other numbers of stages
     assert job_of("device.memory_gib=1").run_id == job_of().run_id
     [problem] = problems(config("partition=balanced", "device.memory_gib=0.001"))  # where no partition fits, too
     assert "more than device.memory_gib=0.001" in problem

@@ -9,9 +9,11 @@ from configs import warnings
 from profiled import written
 from user import ran, read
 
-from microp.config import lacks_profile, make_job, predict, predicted_seconds
+from microp.commands import profiling
+from microp.config import compose_config, lacks_profile, make_job, predict, predicted_seconds, read_config
+from microp.config.prediction import prices_of
 from microp.profiling import TORCH, Transport
-from microp.records import read_rows
+from microp.records import read_rows, write_profile
 from microp.settings import Computing
 from microp.trace.timeline import number
 
@@ -22,22 +24,29 @@ MODEL = ["model.layers=4", "model.dim=16", "batch_size=8"]
 def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiled")
     done = ran(*MODEL, "seconds=1", folder=folder, program="microp.profile")
-    return folder, done
+    job = profiling.ProfileCallback.prepare(read_config(compose_config(*MODEL, name="profile")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "monotonic", lambda: 0.0)  # there is time for everything
+        whole = profiling.measure_profile(job, 1)
+    write_profile(folder / "outputs" / "profiles", whole)
+    return folder, done, profiling.described(whole, job.model)
 
 
 def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
-    folder, done = profiled
+    folder, done, whole = profiled
     [path] = (folder / "outputs" / "profiles").glob("mlp-*.yaml")
     assert path.read_text().startswith("# Times of mlp on ")
     assert f"outputs/profiles/{path.name}" in done.stdout
     assert "mlp: one layer of 4, ms per microbatch" in done.stdout
-    assert "gloo: hop " in done.stdout
-    assert "torch: hop " in done.stdout
+    assert "seconds=1 leaves no time for one rank alone, tcp, gloo, torch: " in done.stderr
+    assert re.search(r"this took \d+ s, longer than seconds=1: ", done.stderr)
+    assert "gloo: hop " not in done.stdout
+    assert [line.partition(":")[0] for line in whole if ": hop " in line] == ["shm", "tcp", "gloo", "torch"]
     assert "peak of a rank: " in done.stdout
 
 
 def test_a_run_is_predicted_before_its_ranks_start(profiled):
-    folder, _ = profiled
+    folder, *_ = profiled
     done = ran(*MODEL, "steps=3", "warmup_steps=1", "seed=7", folder=folder)
     assert "no profile of this model" not in done.stderr
     [config] = (folder / "outputs" / "runs").glob("*/attempt-1/config.yaml")
@@ -74,10 +83,10 @@ def test_without_a_profile_only_the_memory_is_predicted(tmp_path):
 
 
 def test_the_operations_of_a_step_at_the_peak_of_all_ranks(tmp_path):
-    """F, B and W of Linear layers of width 64: two operations per weight and row, each."""
+    """F, I and W of Linear layers of width 64: two operations per weight and row, each."""
     typed = ["model.dim=64", "batch_size=32", "ranks=2"]
     written(tmp_path, *typed, peak_gflops=0.5)
-    work = 3 * 32 * 2 * 64 * (15 * 64 + 256)
+    work = 3 * 32 * 2 * 64 * (15 * 64 + 256) - 32 * 2 * 64 * 64  # the first layer has no input gradient
     assert predicted(tmp_path, *typed)[0].at_peak_ms == pytest.approx(work / 2 / 0.5e9 * 1e3)
     assert predicted(tmp_path, *typed, "device=emulated")[0].at_peak_ms is None
     written(tmp_path, *typed, peak_gflops=None)  # as one that was made before it was measured
@@ -141,6 +150,18 @@ def test_sums_over_replicas_end_an_emulated_step(tmp_path):
     typed = [*MODEL, "device=emulated", "device.forward_ms=5", "device.backward_ms=10", "chunks=2", "replicas=2"]
     assert predicted(tmp_path, *typed)[0].step_ms is None
     assert predicted(tmp_path, *typed, "device.reduce_ms=7")[0].step_ms == 52
+
+
+def test_sums_over_copies_end_an_emulated_step_and_are_estimated_for_a_real_one(tmp_path):
+    """Chimera on 2 ranks: (M - 1 + K)(F + B) from the first action to the last; each rank then sums its two stages."""
+    typed = [*MODEL, "chunks=4", "schedule=chimera"]
+    emulated = [*typed, "device=emulated", "device.forward_ms=5", "device.backward_ms=5"]
+    without = predicted(tmp_path, *emulated)[0].step_ms
+    assert predicted(tmp_path, *emulated, "device.reduce_ms=7")[0].step_ms == without + 14
+    made = written(tmp_path, *MODEL)
+    hop, config = made.transports["shm"], configured(*typed, f"output_dir={tmp_path}")
+    costs = prices_of(config).costs(make_job(config).workload)
+    assert costs.reduction == pytest.approx([hop.latency + 2 * hop.per_mib] * 4)  # 2 layers of 1 MiB
 
 
 NO_F = {"forward": (0.0, 0.0), **dict.fromkeys(("full", "backward", "weight", "recompute"), (1.0, 2.0))}

@@ -15,7 +15,7 @@ from one_process import assert_near, by_one_process, by_threads
 from own_model import mixed, settings_of
 from threads import in_threads
 
-from microp.model import compiled
+from microp.model import stage
 from microp.schedule import builders, skewed
 from microp.schedule.builders import gpipe, interleaved
 from microp.settings import AS_WRITTEN, Computing, MlpSettings
@@ -43,7 +43,7 @@ def graphs(monkeypatch):
         found.append(graph)
         return aot_eager(graph, inputs)
 
-    monkeypatch.setattr(compiled, "BACKEND", record)
+    monkeypatch.setattr(stage, "BACKEND", record)
     return found
 
 
@@ -138,7 +138,7 @@ def test_a_layer_that_cannot_be_compiled_is_named(monkeypatch, tmp_path):
         raise ValueError("no code for this")
 
     torch._dynamo.reset()
-    monkeypatch.setattr(compiled, "BACKEND", fails)
+    monkeypatch.setattr(stage, "BACKEND", fails)
     job = small_job(schedule=gpipe(1, 2), backend="threads", computing=COMPILED)
     with pytest.raises(RankError) as error:
         run_threads(job, tmp_path)

@@ -48,7 +48,7 @@ def test_layers_before_the_first_trained_one_need_no_memory_for_a_backward(mode)
         model, cut = settings_of(partly_frozen, frozen=0, stop=stop), of_sizes(9, 3, [3, 3, 3])
         job = own_job(model, schedule=build(3, 4), partition=cut, mode=mode, backend="threads", batch_size=256)
         measured, predicted = peaks_of(job)
-        tensor = 4 * 8 * 4 * job.mean_rows / 2**20  # between two layers: 4 tokens of 8 numbers
+        tensor = 4 * 8 * 4 * job.workload.mean_rows / 2**20  # between two layers: 4 tokens of 8 numbers
         assert predicted == pytest.approx(measured, rel=0.002, abs=1.01 * tensor), (build, stop)
 
 

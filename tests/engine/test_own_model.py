@@ -83,5 +83,5 @@ def test_what_enters_a_layer_is_kept_only_if_an_operation_keeps_it(adapters, mod
             settings_of(residual, adapters=adapters), schedule=schedule, mode=mode, backend="threads", batch_size=256
         )
         measured, predicted = peaks_of(job)
-        tensor = 4 * 16 * 4 * job.mean_rows / 2**20  # between two layers; up to nine were too many
+        tensor = 4 * 16 * 4 * job.workload.mean_rows / 2**20  # between two layers; up to nine were too many
         assert predicted == pytest.approx(measured, rel=0.003, abs=2.01 * tensor), build

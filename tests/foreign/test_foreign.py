@@ -93,6 +93,17 @@ def test_a_file_per_rank(tmp_path, schedule, pack):
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=1e-6)
 
 
+def test_traces_of_two_launches_are_refused(tmp_path):
+    """Ranks of one host that are never at work together; the clocks of two hosts may be apart."""
+    files = as_chrome(tmp_path, spans_of(gpipe(2, 4)))
+    for file, base in zip(files, (0, 10**9), strict=True):
+        file.write_text(json.dumps({"host_name": "a", "baseTimeNanoseconds": base, **json.loads(file.read_text())}))
+    with pytest.raises(TraceError, match=r"rank0.json, rank 0 ends before .*rank 1 begins.*: give the traces of one"):
+        read(*files)
+    files[1].write_text(files[1].read_text().replace('"a"', '"b"'))
+    assert "clocks corrected by up to" in read(*files)[0].clocks
+
+
 def test_lanes_whose_ranges_have_their_stage_in_their_arguments(tmp_path):
     """As microp's own export has them; of two timelines it is not known which is meant."""
     schedule = interleaved(2, 4)
@@ -261,6 +272,8 @@ def test_a_profile_gives_an_emulated_device_the_times_of_the_trace(tmp_path, sch
     aligned, rows, costs = traced(tmp_path, schedule, weight=2)
     profile, notes = profile_of(aligned, rows, [8] * 4, costs, 4)
     assert "fit within 0 %" in " ".join(notes)
+    assert "ms of the traced loop are left out" in notes[1]
+    assert profile.edges == (0, 0)
     path = tmp_path / "profile.yaml"
     path.write_text(yaml.safe_dump(to_plain(profile)))
     words = [f"profile={path}", "device=emulated", "model.layers=32", "ranks=4", "chunks=8", "batch_size=32"]

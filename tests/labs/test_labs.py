@@ -9,13 +9,14 @@ from user import torchrun
 from microp import labs
 from microp.labs import __main__ as command
 from microp.labs import ddp, gpipe, manual_replicas, manual_split, memory_wall, monolith, naive, one_f_one_b, train_text
+from microp.terminal import out
 
 FOLDER = Path(__file__).parents[2] / "microp" / "labs"
 
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(out, "width", 80)
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:

@@ -98,7 +98,7 @@ def test_replicas_divide_the_ranks_and_the_rows():
 
 
 def advised_pricer(ranks: int = 4) -> Pricer:
-    return some_pricer(NominalPrices(replace(DEVICE, latency_ms=0.0)), ranks, 64)
+    return some_pricer(NominalPrices(replace(DEVICE, latency_ms=0.0, optimizer_ms=9.0)), ranks, 64)
 
 
 def gpipe_now() -> tuple:
@@ -114,6 +114,7 @@ def test_every_change_fits_and_is_priced():
     for words, plan in found:
         assert plan.peak <= 0.7 * now.peak
         assert words in " ".join(plan.choice.words())
+        assert plan.step == pricer.forecast(plan).step > pricer.price(plan.choice, 0.7 * now.peak).step  # the optimizer
     assert "schedule" in advice(pricer, now, 0.7 * now.peak)
     assert "step" in advice(pricer, now, 0.7 * now.peak)
 

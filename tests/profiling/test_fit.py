@@ -126,3 +126,11 @@ def test_no_stage_is_said_to_take_longer_than_the_longest_action_of_a_busy_machi
 def test_more_ranks_than_cores_share_them():
     speed = speed_of(profile(MlpSettings("mlp", 8, 64, "float32")), 8)
     assert [speed(ranks) for ranks in (2, 3, 4)] == [1.0, 2 / 3, 0.5]
+
+
+def test_layers_that_no_stage_shows_apart_take_about_as_long_as_the_others():
+    """The first and the last layer are in stages of the same size where only the needed cases were run."""
+    alike = case([LayerTimes(1, 1, 1, 2, 1)] * 8, (4, 4), gpipe(2, 8), 16.0)
+    samples = [s._replace(ms=s.ms * (1.2 if dict(s.kinds).get(0) else 1)) for s in samples_of(alike, KINDS)]
+    layers = fit_times(samples, [], KINDS).layers
+    assert [layers[kind]["forward"][0] for kind in (0, 1, 7)] == pytest.approx([1.5, 1.1, 0.7], rel=0.03)

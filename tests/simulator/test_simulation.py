@@ -12,7 +12,7 @@ from drawn import equal, read
 from random_schedules import random_cases, random_schedule
 
 from microp.schedule import Action, Op, Schedule, builders
-from microp.schedule.builders import gpipe, one_f_one_b
+from microp.schedule.builders import chimera, dualpipe, gpipe, one_f_one_b
 from microp.simulator import LINK_MODELS, Costs, critical_path, for_stages, replay, simulate, step_times, unit_shares
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
 from microp.trace import Span, ends_at, makespan, reductions
@@ -202,13 +202,17 @@ def test_a_schedule_that_lacks_or_repeats_an_action_is_refused(rows):
 
 def test_many_costs_at_once_give_the_steps_of_each():
     random = Random(8)
-    for schedule in (random_schedule(random) for _ in range(40)):
+    for schedule in (*(random_schedule(random) for _ in range(40)), chimera(4, 6), dualpipe(4, 8)):
         table = np.array([[[random.randint(1, 9) for _ in range(3)] for _ in range(schedule.stages)] for _ in range(6)])
         names = ("forward", "backward", "weight", "full", "overhead", "reduction")
         steps = step_times(schedule, Costs(**dict(zip(names, map(tuple, table), strict=True)), latency=tuple(table[0])))
         for number, step in enumerate(steps):
             one = {name: tuple(stages[:, number].tolist()) for name, stages in zip(names, table, strict=True)}
             spans = simulate(schedule, Costs(**one, latency=one["forward"]))
+            if schedule.copies > 1:
+                starts = {sum.stage: sum.start for sum in reductions(schedule, spans, (0,) * schedule.stages)}
+                last = [max(span.end for span in spans if span.rank == rank) for rank in range(4)]
+                assert starts == {stage: max(last[stage % 4], last[3 - stage % 4]) for stage in range(8)}
             assert step == ends_at(spans, reductions(schedule, spans, one["reduction"]))
 
 

@@ -1,15 +1,18 @@
 """The step that a single run ends with: drawn if it is whole and small."""
 
+import re
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from user import until
 
 from microp.records import TracedStep
-from microp.schedule.builders import gpipe
+from microp.schedule.builders import gpipe, zb_v
 from microp.simulator import for_stages, simulate
-from microp.terminal import Board, progress, run_table
+from microp.terminal import Board, console, progress, run_table
+from microp.trace import plain, timeline
 
 SUMMARY = {"status": "finished", "ranks": 2, "replicas": 1, "actions": 2 * 2 * 2 * 10, "steps": 10}
 
@@ -21,7 +24,8 @@ def step(monkeypatch):
     spans = simulate(schedule, for_stages(2, forward=4_000_000, backward=6_000_000))
     found = TracedStep(schedule, {"replayed": spans, "measured": spans}, {})
     monkeypatch.setattr(run_table, "read_traced_step", lambda folder, summary: found)
-    monkeypatch.setenv("COLUMNS", "39")
+    monkeypatch.setattr(console, "out", Console(width=39))
+    monkeypatch.setattr(run_table, "out", console.out)
 
 
 def shown(capsys, **changes) -> list[str]:
@@ -53,6 +57,17 @@ def test_the_measured_step_is_drawn_below_a_header_of_both(capsys):
 )
 def test_a_step_that_is_not_whole_or_large_is_not_drawn(changes, capsys):
     assert shown(capsys, **changes) == []
+
+
+def test_colours_add_nothing_but_colours(capsys, monkeypatch):
+    spans = simulate(zb_v(4, 8), for_stages(8, forward=1, backward=1, weight=1))
+    lines = timeline({"measured": spans}, 120)
+    monkeypatch.setattr(console, "out", Console(width=60, force_terminal=True, color_system="256"))
+    console.draw(lines)
+    shown = capsys.readouterr().out
+    assert shown.count("\x1b[0m") > 100
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == plain(lines) + "\n"
+    assert len(set(re.findall(r";48;5;(\d+)m", shown))) == 2 * 3  # three ops, and two stages of a rank
 
 
 def test_only_new_rows_are_read(tmp_path, monkeypatch):

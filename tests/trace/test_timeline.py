@@ -11,14 +11,12 @@ import pytest
 from catalogue import BUILDERS, build
 from drawn import equal
 from random_schedules import random_cases
-from rich.console import Console
 
 from microp.schedule import Schedule
-from microp.schedule.builders import Drain, gpipe, interleaved, zb_v
-from microp.simulator import Costs, for_stages, simulate
-from microp.trace import MILLISECONDS, UNITS, Reduction, Span, plain, reductions, screen, timeline
+from microp.schedule.builders import Drain, gpipe, interleaved
+from microp.simulator import Costs, simulate
+from microp.trace import MILLISECONDS, UNITS, Reduction, Span, plain, reductions, timeline
 from microp.trace.cells import FILL, IDLE, REDUCED
-from microp.trace.screen import Screen
 
 BOX = re.compile(r"(\d*)(?:(F)(\d*)-*|([BI])(\d*)=*|(W)(\d*)~*)|[-=~]|[R·]")
 
@@ -203,39 +201,3 @@ def test_the_axis_runs_from_0_to_the_end(columns, length):
         assert at == pytest.approx(float(Fraction(label) / (3 * length)) * room, abs=0.51)
     steps = {round(float(Fraction(b[1]) - Fraction(a[1])), 9) for a, b in pairwise(marks)}
     assert len(steps) <= 1 or length > 1000
-
-
-class Terminal:
-    """A stream, of which no width is known."""
-
-    def __init__(self, is_terminal: bool) -> None:
-        self.isatty = lambda: is_terminal
-
-    def fileno(self) -> int:
-        raise OSError
-
-
-COLOURED = [(True, {}), (True, {"NO_COLOR": ""}), (False, {"FORCE_COLOR": "1"})]
-PLAIN = [(False, {}), (True, {"NO_COLOR": "1"}), (True, {"FORCE_COLOR": ""}), (True, {"TERM": "dumb"})]
-PLAIN += [(False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}), (False, {"TERM": "dumb", "FORCE_COLOR": "1"})]
-
-
-@pytest.mark.parametrize(("is_terminal", "environment"), COLOURED + PLAIN)
-def test_colours_follow_the_terminal_and_the_environment_as_rich_has_it(is_terminal, environment, monkeypatch):
-    for key in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
-        monkeypatch.delenv(key, raising=False)
-    for key, value in {"COLUMNS": "57", "TERM": "xterm-256color", **environment}.items():
-        monkeypatch.setenv(key, value)
-    has_colours = (is_terminal, environment) in COLOURED
-    assert screen(Terminal(is_terminal)) == (57, has_colours)
-    rich = Console(file=Terminal(is_terminal))
-    assert (rich.color_system is not None and not rich.no_color) == has_colours
-
-
-def test_colours_add_nothing_but_colours():
-    spans = simulate(zb_v(4, 8), for_stages(8, forward=1, backward=1, weight=1))
-    lines = timeline({"simulated": spans}, 120, scale=UNITS)
-    shown = Screen(120, has_colours=True).text(lines)
-    assert shown.count("\x1b[0m") > 100
-    assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == plain(lines) == Screen(120, has_colours=False).text(lines)
-    assert len(set(re.findall(r";48;5;(\d+)m", shown))) == 2 * 3  # three ops, and two stages of a rank

@@ -12,8 +12,7 @@ from microp.schedule.builders.building_block import one_f_one_b_v, v_half, v_min
 from microp.schedule.builders.file import from_file
 from microp.schedule.builders.gpipe import Drain, breadth_first, gpipe, naive
 from microp.schedule.builders.interleaved import Warmup, gis, interleaved, zb_interleaved
-from microp.schedule.builders.one_f_one_b import eager_1f1b, one_f_one_b, zb_h1, zb_h2
-from microp.schedule.builders.sliced import seq_1f1b
+from microp.schedule.builders.one_f_one_b import eager_1f1b, one_f_one_b, seq_1f1b, zb_h1, zb_h2
 from microp.schedule.builders.two_bp import two_bp
 from microp.schedule.builders.v_shaped import dualpipe_v, zb_v
 from microp.schedule.schedule import Schedule
