@@ -25,7 +25,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from analysis import viewer
 from analysis.exhibit import Exhibit, Section, commits, counted, machines
-from microp.records import DISTURBANCES, KILLED, changed_between, command, disturbances
+from microp.records import DISTURBANCES, KILLED, changed_data, command, disturbances
 from microp.results import Store
 
 HERE = Path(__file__).parent
@@ -148,7 +148,7 @@ def _changed_data(rows: Sequence[dict[str, Any]]) -> list[str]:
     launches: dict[str, list[tuple[str | None, dict[str, Any]]]] = {}
     for row in rows:
         launches.setdefault(row["question"], []).append((row["config"]["data"].get("path"), row["env"]))
-    return [f"{text}." for own in launches.values() for text in changed_between(own)]
+    return [f"{text}." for own in launches.values() for text in changed_data(own)]
 
 
 def _disturbed(rows: Sequence[dict[str, Any]]) -> str:

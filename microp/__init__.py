@@ -22,19 +22,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    __version__: str
     from microp.commands.interface import ConfigError, Price, Run, RunError, load_runs, measure, price, sweep
     from microp.foreign import marked
 
+__version__ = "0.1.0"
 __all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "marked", "measure", "price", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
     """Return a name of the interface, imported only when it is used, so that `import microp` is quick."""
-    if name == "__version__":
-        from microp.system import installed_version
-
-        return installed_version()
     if name not in __all__:
         raise AttributeError(f"module 'microp' has no attribute {name!r}")
     if name == "marked":  # for a training that knows nothing of microp otherwise

@@ -38,7 +38,7 @@ def _mirror(attempt: Path, mode: str | None, follow: bool) -> str:
     check_attempt(attempt)
     if is_running(attempt) and not follow:
         return "it runs, and is mirrored when it has ended"
-    settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
+    settings = TrackingSettings(**read_config(attempt)["tracking"])
     settings.mode = mode or settings.mode
     if settings.mode == "disabled":
         return "disabled"

@@ -7,8 +7,7 @@ from typing import Any
 
 from configs import config
 
-from microp.config import make_job
-from microp.config.config import Config, to_yaml
+from microp.config import Config, make_job, to_yaml
 from microp.job import Job
 from microp.records import RankRecorder, new_attempt, read_json, write_json, write_schedule
 

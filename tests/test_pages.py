@@ -91,7 +91,7 @@ def test_a_command_is_accepted_as_it_stands(command, tmp_path, monkeypatch, caps
             assert type_in(tmp_path, shlex.join([*([name] if name in PROGRAMS else []), *words]), monkeypatch) == 0
     else:
         assert find_spec(program), program
-        if name in ("check", "dashboard", "import_trace", "null_stages", "runs", "tracking"):
+        if name in ("check", "dashboard", "import_trace", "runs", "tracking"):
             with pytest.raises(SystemExit) as end:
                 import_module(program).main([*words, "--help"])  # it reads the words before
             assert end.value.code == 0

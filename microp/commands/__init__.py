@@ -1,1 +1,1 @@
-"""What the commands and the Python interface do with a configuration; what the harness itself costs."""
+"""What the commands and the Python interface do with a configuration."""

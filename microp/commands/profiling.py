@@ -28,24 +28,10 @@ from statistics import median
 from time import monotonic
 from typing import Any, NamedTuple
 
+from microp import profiling
 from microp.config import Config, ConfigError, ProfileConfig, Stop, doubt, machine_of, make_job
 from microp.job import Job
 from microp.points import PointsCallback, run_app
-from microp.profiling import (
-    DIVIDED,
-    TIMES,
-    TORCH,
-    UNDIVIDED,
-    Case,
-    Profile,
-    Sample,
-    Transport,
-    between,
-    fit_times,
-    fit_transport,
-    line,
-    samples_of,
-)
 from microp.records import load_average, write_profile
 from microp.schedule import Partition, Schedule, skewed, uniform
 from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
@@ -113,8 +99,8 @@ def make_cases(job: Job) -> Cases:
             transports[other] = [case(one_f_one_b(ranks, chunks), even, backend=other) for chunks in some]
     if job.backend in ("shm", "tcp", "gloo") and ranks > 1 and job.device.name == "cpu":
         counts = [chunks for chunks in some if chunks >= ranks and batch % chunks == 0]  # what torch takes
-        by_torch = replace(job.engine, name=TORCH)
-        transports[TORCH] = [
+        by_torch = replace(job.engine, name=profiling.TORCH)
+        transports[profiling.TORCH] = [
             case(build(ranks, chunks), even, backend="gloo", engine=by_torch)
             for build in (one_f_one_b, gpipe)
             for chunks in counts
@@ -123,7 +109,7 @@ def make_cases(job: Job) -> Cases:
     return Cases(together, len(needed), alone, transports)
 
 
-def measure_profile(job: Job, seconds: float) -> Profile:
+def measure_profile(job: Job, seconds: float) -> profiling.Profile:
     """Run the cases of a profile of the job's model, for about `seconds`, and return what they show."""
     from microp.device import peak_gflops, probe_layers  # torch
 
@@ -131,7 +117,7 @@ def measure_profile(job: Job, seconds: float) -> Profile:
     kinds = job.model.kinds
     apart = {"one rank alone": cases.alone} if cases.alone else {}
     apart |= cases.transports
-    others: dict[str, list[Case]] = {}
+    others: dict[str, list[profiling.Case]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with console.err.status(f"measuring {job.model.name} for about {seconds:g} s"):
@@ -148,20 +134,22 @@ def measure_profile(job: Job, seconds: float) -> Profile:
             f"seconds={seconds:g} leaves no time for {', '.join(lacking)}: not measured, and not in the profile"
         )
     samples = _samples(together, kinds)
-    fitted = fit_times(samples, _samples(others.pop("one rank alone", []), kinds), kinds)
-    between_all = [between(case) for case in together]
-    transports: dict[str, Transport] = {job.backend: fit_transport(between_all)}
-    transports |= {name: fit_transport([between(case) for case in own]) for name, own in others.items()}
-    optimizer = line([(nbytes / MIB, ms) for case in between_all for nbytes, ms in case.optimizer])
+    fitted = profiling.fit_times(samples, _samples(others.pop("one rank alone", []), kinds), kinds)
+    between_all = [profiling.between(case) for case in together]
+    transports: dict[str, profiling.Transport] = {job.backend: profiling.fit_transport(between_all)}
+    transports |= {
+        name: profiling.fit_transport([profiling.between(case) for case in own]) for name, own in others.items()
+    }
+    optimizer = profiling.line([(nbytes / MIB, ms) for case in between_all for nbytes, ms in case.optimizer])
     memory = {
         name: probe_layers(job.model, job.batch_size / 4, split, job.computing)
-        for name, split in ((UNDIVIDED, False), (DIVIDED, True))
+        for name, split in ((profiling.UNDIVIDED, False), (profiling.DIVIDED, True))
     }
     dtype = LOWERED.get(job.computing.dtype or "", job.model.dtype)
     if (took := monotonic() - began) > LATE * seconds:
         always = f"the ranks are started and {cases.needed} cases are run, however long that takes"
         console.note(f"this took {took:.0f} s, longer than seconds={seconds:g}: {always}")
-    return Profile(
+    return profiling.Profile(
         machine=machine_of(job.device.name, job.device.threads),
         model=job.model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -179,16 +167,16 @@ def measure_profile(job: Job, seconds: float) -> Profile:
     )
 
 
-def _measured(cases: Sequence[Case]) -> float:
+def _measured(cases: Sequence[profiling.Case]) -> float:
     """Return the seconds from the first counted step of a launch to its last one."""
     return float(max(case.steps[0][-1, -1] for case in cases) - min(case.steps[0][0, 0] for case in cases)) / 1e9
 
 
-def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
-    return [sample for case in cases for sample in samples_of(case, kinds)]
+def _samples(cases: Sequence[profiling.Case], kinds: Sequence[int]) -> list[profiling.Sample]:
+    return [sample for case in cases for sample in profiling.samples_of(case, kinds)]
 
 
-def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
+def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[profiling.Case]:
     """Run cases in one launch, as many as fit but at least `needed`; return them with their times."""
     from microp.worker import RankError, launch_ranks, measure_cases  # torch
 
@@ -200,7 +188,7 @@ def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list
     cases = []
     for number, job in enumerate(jobs[: len(ranks[0])]):
         times, steps, weights = zip(*(ranks[rank][number] for rank in range(job.ranks)), strict=True)
-        case = Case(
+        case = profiling.Case(
             schedule=job.schedule,
             sizes=job.partition.sizes,
             rows=job.batch_size / job.schedule.chunks,
@@ -230,12 +218,12 @@ def run_profile(point: ProfileConfig, job: Job) -> str:
     return str(path)
 
 
-def described(profile: Profile, model: ModelSettings) -> list[str]:
+def described(profile: profiling.Profile, model: ModelSettings) -> list[str]:
     """Return a profile as lines of text: its times at some numbers of rows."""
     inside = profile.layers.get(1) or next(iter(profile.layers.values()))
     lines = [f"{model.name}: one layer of {model.layers}, ms per microbatch, {profile.ranks} ranks computing"]
     lines.append("rows      " + "".join(f"{rows:>9g}" for rows in profile.rows))
-    for name in TIMES:
+    for name in profiling.TIMES:
         lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"

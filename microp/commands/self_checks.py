@@ -19,46 +19,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from microp import settings
 from microp.comms import Comms
 from microp.job import Job
 from microp.records import read_rows, read_spans
 from microp.schedule import uniform
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
-from microp.settings import (
-    NEVER,
-    Checkpointing,
-    CommsSettings,
-    DeviceSettings,
-    EngineSettings,
-    GptSettings,
-    MlpSettings,
-    SyncSettings,
-    TextSettings,
-)
 from microp.system import CommandParser
 from microp.terminal import console
 from microp.trace import idle_edges, makespan
 from microp.worker import RankError, Trainer, launch_ranks, monolith
 
 RANKS = 2
-ALWAYS = Checkpointing("always", 1, False)
+ALWAYS = settings.Checkpointing("always", 1, False)
 JOB = Job(
     run_id="check",
     schedule=gpipe(RANKS, 4),
     partition=uniform(8, RANKS),
-    model=MlpSettings("mlp", 8, 256, "float32"),
-    checkpointing=NEVER,
-    data=TextSettings("text", None),
-    device=DeviceSettings("cpu", 1),
-    backend=CommsSettings("auto", 30).backend(DeviceSettings("cpu", 1)),
+    model=settings.MlpSettings("mlp", 8, 256, "float32"),
+    checkpointing=settings.NEVER,
+    data=settings.TextSettings("text", None),
+    device=settings.DeviceSettings("cpu", 1),
+    backend=settings.CommsSettings("auto", 30).backend(settings.DeviceSettings("cpu", 1)),
     timeout_s=30,
     batch_size=128,
     steps=5,
     warmup_steps=2,
     learning_rate=1e-3,
     seed=0,
-    engine=EngineSettings("microp", False),
-    sync=SyncSettings("flat", "library"),
+    engine=settings.EngineSettings("microp", False),
+    sync=settings.SyncSettings("flat", "library"),
 )
 
 
@@ -77,9 +67,9 @@ def gradients(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[i
 
 def check_gradients(folder: Path) -> tuple[bool, str]:
     worst, cases = 0.0, 0
-    models = (JOB.model, GptSettings("gpt", 4, 32, "float32", 4, 16, 0.1))
+    models = (JOB.model, settings.GptSettings("gpt", 4, 32, "float32", 4, 16, 0.1))
     for model, build in zip(models, (one_f_one_b, zb_h1), strict=True):
-        for checkpointing in (NEVER, ALWAYS):
+        for checkpointing in (settings.NEVER, ALWAYS):
             job = replace(
                 JOB,
                 schedule=build(RANKS, 3),
@@ -99,7 +89,7 @@ def check_gradients(folder: Path) -> tuple[bool, str]:
 
 def check_memory(folder: Path) -> tuple[bool, str]:
     peaks = {}
-    for checkpointing in (NEVER, ALWAYS):
+    for checkpointing in (settings.NEVER, ALWAYS):
         attempt = folder / checkpointing.name
         attempt.mkdir()
         launch_ranks(replace(JOB, checkpointing=checkpointing, batch_size=512), attempt)

@@ -45,19 +45,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
+from microp.config import schema
 from microp.config.errors import REFUSED, ConfigError, refusal
 from microp.config.factory import keys_of_builder, own_model, typed
 from microp.config.knobs import Knobs, Unused, without_unused
-from microp.config.schema import (
-    GROUPS,
-    KINDS,
-    Config,
-    default_values,
-    is_fixed,
-    open_schema,
-    options_of,
-    schema_of,
-)
 from microp.settings import quoted
 from microp.system import CONF, SWEEPS, override, redact_values, see_current_folder
 
@@ -108,7 +99,7 @@ def register(name: str = "config") -> None:
 
     The other schemas are left out, because Hydra copies all that are registered for each configuration.
     """
-    ConfigStore.instance().store(group="schema", name=name, node=open_schema(KINDS[name]))
+    ConfigStore.instance().store(group="schema", name=name, node=schema.open_schema(schema.KINDS[name]))
     OmegaConf.register_new_resolver("calc", lambda *parts: evaluate(",".join(map(str, parts))), replace=True)
     Plugins.instance().register(StoredSweeps)
 
@@ -145,10 +136,10 @@ def word_problems(words: Sequence[str]) -> list[str]:
         group, _, knob = key.partition(".")
         if word.startswith(("+", "~")):
             problems.append(f"{quoted(word)}: no key is added or taken away, write {key}=VALUE with a key of --help")
-        elif group in GROUPS and not knob and word.endswith("]"):
+        elif group in schema.GROUPS and not knob and word.endswith("]"):
             values = word.partition("=")[2].strip("[]")
             problems.append(f"{quoted(word)} is several options: use -m {key}={values} for a run of each")
-        elif group in GROUPS and is_fixed(group, knob):
+        elif group in schema.GROUPS and schema.is_fixed(group, knob):
             problems.append(f"{quoted(word)} cannot be set, it says which option was chosen: use {group}=OPTION")
     return problems
 
@@ -258,24 +249,24 @@ def _words_of(axis: Override) -> list[str]:
 # --- configurations to dataclasses, and back --------------------------------------------------------
 
 
-def read_config(config: DictConfig) -> Config:
+def read_config(config: DictConfig) -> schema.Config:
     """Return what a composed configuration runs, or raise ConfigError: a key has no value, or one of the wrong type."""
     return what_runs(read_composed(config)[0])
 
 
-def what_runs(config: Config) -> Config:
+def what_runs(config: schema.Config) -> schema.Config:
     """Return a configuration with unused knobs at their defaults, and with the environment's settings of W&B."""
     result = without_unused(config)
     return replace(result, tracking=result.tracking.resolved())
 
 
-def read_composed(node: DictConfig) -> tuple[Config, dict[str, Unused]]:
+def read_composed(node: DictConfig) -> tuple[schema.Config, dict[str, Unused]]:
     """Return a composed configuration as plain dataclasses, and the given keys that its options do not have.
 
     Hydra's own part may be there or not. ConfigError: a key has no value, or a value of the wrong type.
     """
     name = getattr(OmegaConf.get_type(node), "__name__", "")
-    kind = next((kind for kind in KINDS.values() if kind.__name__ == name), None)
+    kind = next((kind for kind in schema.KINDS.values() if kind.__name__ == name), None)
     if kind is None:
         raise ConfigError(["this is not the configuration of a run: let the file's defaults list begin with `config`"])
     node = node.copy()
@@ -296,7 +287,7 @@ def read_composed(node: DictConfig) -> tuple[Config, dict[str, Unused]]:
     except OmegaConfBaseException as error:
         raise ConfigError(refusal(error)) from error
     lacking: dict[str, Unused] = {}
-    for group in GROUPS:
+    for group in schema.GROUPS:
         try:
             values[group], keys = _typed_option(group, values[group])
             lacking |= keys
@@ -316,20 +307,20 @@ def _typed_option(group: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Unus
         except (KeyError, ValueError):  # `build` says what is wrong with the builder
             known = set(keys)
     else:
-        known = {field.name for field in fields(schema_of(group, keys))}
+        known = {field.name for field in fields(schema.schema_of(group, keys))}
     used = {key: value for key, value in keys.items() if key in known}
-    return used if has_builder else typed(group, schema_of(group, keys), used), _lacking(group, keys, known)
+    return used if has_builder else typed(group, schema.schema_of(group, keys), used), _lacking(group, keys, known)
 
 
 def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, Unused]:
     """Return the given keys that are not known, each with the nearest of those that are."""
-    knobs = sorted(key for key in known if not is_fixed(group, key))
+    knobs = sorted(key for key in known if not schema.is_fixed(group, key))
     by = f"{group}={keys.get('name', keys.get('mode'))}"
     has = f"its keys are {', '.join(knobs)}" if knobs else "it has no keys"
     lacking = {}
     for key in keys.keys() - known:
         near = get_close_matches(key, knobs, 1)
-        others = [option for option in options_of(group) if key in default_values(group, option)]
+        others = [option for option in schema.options_of(group) if key in schema.default_values(group, option)]
         other = others[0] if len(others) == 1 else "NAME"
         in_file = f"in a file: `override {group}: {other}` in its defaults list"
         has_it = "has it" if len(others) == 1 else "have it"
@@ -339,38 +330,38 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
     return lacking
 
 
-def _with_own_model(config: Config) -> Config:
+def _with_own_model(config: schema.Config) -> schema.Config:
     """Return the configuration with the settings of its model, if that is still the option of a user's own."""
     if isinstance(config.model, dict):
         config.model = own_model(config.model, config.computing, config.device)
     return config
 
 
-def plain(config: Config) -> dict[str, Any]:
+def plain(config: schema.Config) -> dict[str, Any]:
     """Return the configuration as plain values."""
     return {**asdict(config), "model": config.model.asked}
 
 
-def from_plain(values: Mapping[str, Any]) -> Config:
+def from_plain(values: Mapping[str, Any]) -> schema.Config:
     """Return the configuration of which `plain` made these values."""
-    typed = {group: schema_of(group, values[group]) for group in GROUPS if "builder" not in values[group]}
+    typed = {group: schema.schema_of(group, values[group]) for group in schema.GROUPS if "builder" not in values[group]}
     keys = {key: typed[key](**value) if key in typed else value for key, value in values.items()}
-    return _with_own_model(Config(**keys))
+    return _with_own_model(schema.Config(**keys))
 
 
 def stored(words: Sequence[str], base: str = "config") -> str:
     """Return a file for `-cn` that asks for what these overrides ask for; `base` is the configuration they change."""
     chosen = OverridesParser.create().parse_overrides(list(words))
-    options = [{f"override {word.key_or_group}": word.value()} for word in chosen if word.key_or_group in GROUPS]
+    options = [{f"override {word.key_or_group}": word.value()} for word in chosen if word.key_or_group in schema.GROUPS]
     node = OmegaConf.create({"defaults": [base, *options, "_self_"]})
     if folder := _typed_words().config_dir:
         OmegaConf.update(node, "hydra.searchpath", [f"file://{Path(folder).absolute()}"])
     for word in chosen:
-        if word.key_or_group not in GROUPS:
+        if word.key_or_group not in schema.GROUPS:
             OmegaConf.update(node, word.key_or_group, word.value())
     return OmegaConf.to_yaml(node)
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: schema.Config) -> str:
     """Return the resolved configuration as YAML that Hydra can read, without secrets."""
     return OmegaConf.to_yaml(OmegaConf.create(redact_values(plain(config))))

@@ -14,40 +14,19 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from microp import settings, system
 from microp.config.config import plain
 from microp.config.prediction import profile_notes, profile_problems, uneven_rows
 from microp.config.schema import Config
 from microp.job import Job, torch_problems
 from microp.schedule import Schedule, spread
-from microp.settings import (
-    COPYING,
-    EstimateSettings,
-    OwnSettings,
-    SlurmSettings,
-    TextSettings,
-    broken_rules,
-    no_slurm,
-    not_writable,
-    quoted,
-)
-from microp.system import (
-    GIB,
-    MIB,
-    flatten,
-    is_joined,
-    is_over_hosts,
-    memory_bytes,
-    no_compiler,
-    out_of_reach,
-    redact_values,
-)
 
-PROCESS = 40 * MIB  # of a rank that holds a small model
+PROCESS = 40 * system.MIB  # of a rank that holds a small model
 
 
 def problems(config: Config) -> list[str]:
     """Return what is wrong with the configuration, one sentence per problem: the value, the rule, the remedy."""
-    wrong = broken_rules(config)
+    wrong = settings.broken_rules(config)
     for group in (config.model, config.checkpointing, config.engine, config.tracking, config.snapshot):
         wrong += group.problems()
     wrong += config.optimizer.problems(config.warmup_steps + config.steps)
@@ -55,7 +34,7 @@ def problems(config: Config) -> list[str]:
     wrong += config.device.problems() + config.device.speed_problems(config.ranks)
     wrong += config.comms.problems(config.device)
     wrong += config.launch.problems(config.ranks, config.replicas)
-    if isinstance(config.device, EstimateSettings):
+    if isinstance(config.device, settings.EstimateSettings):
         wrong.append(
             "device=estimate is for python -m microp.plan, microp.simulate and microp.order: nothing runs on it, "
             "use device=cpu"
@@ -73,34 +52,32 @@ def _lacking(config: Config) -> list[str]:
     The memory that a run needs at least is the weights, their gradients and the optimizer's state in every replica, the
     batch on the ranks of the first and of the last stage, one tensor between two stages, and what a rank has besides.
     """
-    if isinstance(config.launch, SlurmSettings):
-        return no_slurm()
-    if config.compile and config.device.name != "cuda" and (lacking := no_compiler()):
-        return lacking
+    if isinstance(config.launch, settings.SlurmSettings):
+        return settings.no_slurm()
     model, rows = config.model, -(-config.batch_size // config.replicas // config.chunks)
     total = sum(model.batch_bytes(config.batch_size))
     if config.device.name != "cuda":
         numbers = model.weights + (1 + config.optimizer.states) * model.trained  # a frozen weight has no gradient
         total += numbers * config.replicas * model.weight_bytes + PROCESS * ranks_here(config)
         total += round(rows * model.hop_bytes((model.layers,), config.computing))
-    if total <= memory_bytes():
+    if total <= (most := system.memory_bytes()):
         return []
     return [
-        f"this run needs at least {total / GIB:,.1f} GiB of memory, and this machine has {memory_bytes() / GIB:,.1f} "
-        "GiB: use a smaller model or batch_size, or fewer ranks or replicas"
+        f"this run needs at least {system.size_text(total)} of memory, and this machine has {system.size_text(most)}: "
+        "use a smaller model or batch_size, or fewer ranks or replicas"
     ]
 
 
 def _problems_together(config: Config) -> list[str]:
     """Return what is wrong with values that do not fit each other, or not this machine."""
     wrong, output = [], Path(config.output_dir)
-    if reason := not_writable(output):  # nothing is written to find out
-        wrong.append(f"output_dir={quoted(output)} cannot be written ({reason}): choose another folder")
+    if reason := settings.not_writable(output):  # nothing is written to find out
+        wrong.append(f"output_dir={settings.quoted(output)} cannot be written ({reason}): choose another folder")
     elif not config.tracking.problems() and (problem := config.tracking.folder_problem(output)):
         wrong.append(problem)
     wrong += _gpu_problems(config) + profile_problems(config) + _slurm_problems(config)
-    if isinstance(config.model, OwnSettings) and config.model.facts.rows:
-        if config.data != TextSettings("text", None):
+    if isinstance(config.model, settings.OwnSettings) and config.model.facts.rows:
+        if config.data != settings.TextSettings("text", None):
             wrong.append(
                 f"model={config.model.name} has data of its own: leave out data={config.data.name} and its keys"
             )
@@ -116,11 +93,11 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
     ranks, chunks, batch = config.ranks, config.chunks, config.batch_size
     engine, by_torch = f"engine={config.engine.name}", config.engine.name != "microp"
     backend, latency = config.comms.backend(device), getattr(device, "latency_ms", 0)
-    hop, has_nodes = f"device.latency_ms={latency}", is_over_hosts() or getattr(config.launch, "nodes", 1) > 1
+    hop, has_nodes = f"device.latency_ms={latency}", system.is_over_hosts() or getattr(config.launch, "nodes", 1) > 1
     has_ddp, shares, itself = sync in ("torch_ddp", "compare"), device.is_shared, "sends a GPU's tensors itself"
-    buffers = isinstance(model, OwnSettings) and model.facts.changes_buffers
+    buffers = isinstance(model, settings.OwnSettings) and model.facts.changes_buffers
     changes = f"model={model.name} changes buffers in its forward"
-    lost = model.facts.unsaved if isinstance(model, OwnSettings) else ()
+    lost = model.facts.unsaved if isinstance(model, settings.OwnSettings) else ()
     goes_on = [f"snapshot.{key}" for key in ("every", "resume", "path") if getattr(config.snapshot, key)]
     policy = f"checkpointing={config.checkpointing.name}"
     rows = f"batch_size={batch} has rows"
@@ -155,7 +132,7 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
             f"device.reduce_ms cannot be used if the sums are part of the backward: use sync=ddp, not {sync}",
         ),
         (
-            bool(latency) and backend not in COPYING,
+            bool(latency) and backend not in settings.COPYING,
             f"{hop} needs a transport that records sending times: use comms=shm or comms=threads, not {backend}",
         ),
         (bool(latency) and has_nodes, f"{hop} needs all ranks on one host, whose clock they share: leave it out"),
@@ -173,7 +150,7 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
 
 def _gpu_problems(config: Config) -> list[str]:
     """Return what is wrong with `device=cuda` on this machine, one sentence per problem."""
-    if config.device.name != "cuda" or isinstance(config.launch, SlurmSettings):
+    if config.device.name != "cuda" or isinstance(config.launch, settings.SlurmSettings):
         return []
     import torch  # takes half a second, and only this check needs it
 
@@ -189,7 +166,7 @@ def _gpu_problems(config: Config) -> list[str]:
 def _slurm_problems(config: Config) -> list[str]:
     """Return what is wrong with `launch=slurm` for this configuration, one sentence per problem."""
     launch, device = config.launch, config.device
-    if not isinstance(launch, SlurmSettings) or launch.problems(config.ranks, config.replicas):
+    if not isinstance(launch, settings.SlurmSettings) or launch.problems(config.ranks, config.replicas):
         return []
     wrong, per_node, gpus = [], launch.ranks_per_node(config.ranks * config.replicas), launch.gpus_per_node
     if device.is_shared and not gpus:
@@ -201,8 +178,8 @@ def _slurm_problems(config: Config) -> list[str]:
         )
     if config.comms.name == "threads":
         wrong.append("launch=slurm makes each rank a task of its job, not a thread: use comms=auto")
-    values = flatten(plain(config))
-    secret = [key for key, value in redact_values(values).items() if value != values[key]]
+    values = system.flatten(plain(config))
+    secret = [key for key, value in system.redact_values(values).items() if value != values[key]]
     return wrong + [f"{key} is a secret, and a job reads its point from a file: use launch=elastic" for key in secret]
 
 
@@ -228,7 +205,7 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
             f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} ties weights, "
             "whose gradients are summed otherwise: use weights that are not tied, or a schedule without copies"
         )
-    if schedule.copies > 1 and isinstance(config.model, OwnSettings) and config.model.facts.changes_buffers:
+    if schedule.copies > 1 and isinstance(config.model, settings.OwnSettings) and config.model.facts.changes_buffers:
         problems.append(
             f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} changes "
             "buffers in its forward, which differ between copies: use a schedule without copies, for example 1f1b"
@@ -241,7 +218,7 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
     if config.compile and max(schedule.copies, schedule.slices) > 1:
         what = "copies" if schedule.copies > 1 else "slices"
         problems.append(f"schedule={config.schedule['name']} has {what}, which compile=true cannot: use compile=false")
-    if isinstance(config.model, OwnSettings) and schedule.input_gradients:
+    if isinstance(config.model, settings.OwnSettings) and schedule.input_gradients:
         problems += config.model.facts.undivided
     if config.engine.name == "torch":
         problems += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
@@ -250,14 +227,14 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
 
 def only_in_a_sweep(config: Config) -> list[str]:
     """Return what is wrong with a run alone that only a sweep can have."""
-    if not isinstance(config.launch, SlurmSettings):
+    if not isinstance(config.launch, settings.SlurmSettings):
         return []
     return ["launch=slurm is for the points of a sweep: type -m, also for one point"]
 
 
 def beside_problems(config: Config) -> list[str]:
     """Return what is wrong with a point that runs beside others of its sweep."""
-    if isinstance(config.launch, SlurmSettings):
+    if isinstance(config.launch, settings.SlurmSettings):
         return ["launch=slurm submits all points itself: leave hydra/launcher out"]
     if config.parallel or config.device.is_emulated:  # nominal times; an action that outlasts its own is counted
         return []
@@ -269,13 +246,13 @@ def beside_problems(config: Config) -> list[str]:
 
 def ranks_here(config: Config) -> int:
     """Return the number of ranks on this host: all of them, or those that torchrun started here."""
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if is_joined() else config.ranks * config.replicas
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if system.is_joined() else config.ranks * config.replicas
 
 
 def shared_cores(config: Config) -> int | None:
     """Return the number of cores here if the ranks compute on fewer than they need; else None."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    is_here = not isinstance(config.launch, SlurmSettings) and config.device.name == "cpu"
+    is_here = not isinstance(config.launch, settings.SlurmSettings) and config.device.name == "cpu"
     return cores if is_here and ranks_here(config) * config.device.threads > cores else None
 
 
@@ -294,13 +271,13 @@ def warnings(config: Config, job: Job) -> list[str]:
             f"{who} share GPUs (device.share=true): they take turns and send through the host's memory, so the timings "
             "are not those of the schedule (gradients, losses and memory per rank are)"
         )
-    if config.tracking.mode == "online" and (away := out_of_reach()):
+    if config.tracking.mode == "online" and (away := system.out_of_reach()):
         runs = shlex.quote(str(config.tracking.folder(Path(config.output_dir)) / "wandb"))
         texts.append(f"{away}: the runs are mirrored offline; send them later with `wandb sync {runs}/offline-run-*`")
     if config.engine.name == "compare" and "torch" not in job.engines:
         reasons = torch_problems(job.torch_schedule, job.checkpointing, job.rows)
         texts.append(f"engine=compare goes without torch: {reasons[0]}")
-    if isinstance(job.model, OwnSettings):
+    if isinstance(job.model, settings.OwnSettings):
         facts = job.model.facts
         if job.schedule.input_gradients and facts.as_one:
             texts.append(

@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field, make_dataclass, replace
 from math import prod
@@ -35,42 +35,26 @@ from hydra.utils import get_method
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from microp import settings
 from microp.config.errors import first_line, log_traceback
-from microp.settings import (
-    LOWERED,
-    MODELS,
-    Computing,
-    DeviceSettings,
-    Name,
-    OwnSettings,
-    own_settings,
-    quoted,
-)
+from microp.records import in_words
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
 T = TypeVar("T")
-LONGEST = 200  # characters of what an exception says
 MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
 MOST_WEIGHTS = 100_000_000  # of a model that is made with numbers to be checked; a larger one only if it has to be
 GIVEN = frozenset({"ranks", "chunks", "layers", "stages", "task"})  # arguments of builders that are no keys
-_checked_models: dict[str, OwnSettings] = {}  # every point of a sweep asks for the same few
+_checked_models: dict[str, settings.OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
-def build(
-    group: str,
-    node: dict[str, Any],
-    made: type[T],
-    offered: Mapping[str, Callable[[], Any]] | None = None,
-    **given: int,
-) -> T:
+def build(group: str, node: dict[str, Any], made: type[T], **given: Any) -> T:
     """Call the builder of an option with the given arguments and the option's own keys.
 
     Args:
         group: the option's group, for messages.
         node: the option: `name`, `builder` (a dotted path) and the builder's keys.
         made: what the builder returns.
-        offered: functions that make further arguments, for a builder whose signature names them.
-        given: the arguments of every builder of the group, for example the number of ranks.
+        given: the arguments of the builder that are no keys, for example the number of ranks.
 
     Raises:
         ValueError: the builder cannot be imported, a key is unknown or of the wrong type, or
@@ -79,23 +63,22 @@ def build(
     for key in ("name", "builder"):
         if not isinstance(node.get(key), str):
             raise ValueError(f"{group}.{key} has no value: give each option of {group} a name and a builder")
-    if broken := Name().broken(node["name"]):
-        raise ValueError(f"{group}.name={quoted(node['name'])} {broken}")
-    builder, parameters, _ = read_builder(group, node)
+    if broken := settings.Name().broken(node["name"]):
+        raise ValueError(f"{group}.name={settings.quoted(node['name'])} {broken}")
+    builder = read_builder(group, node)[0]
     knobs = typed_keys(group, node)
     if group == "schedule":
         _refuse_too_large({**given, **knobs})
-    wanted = {key: make() for key, make in (offered or {}).items() if key in parameters}
     what = f"{group}.builder={node['builder']}"
     try:
-        result = builder(**given, **knobs, **wanted)
+        result = builder(**given, **knobs)
     except (Exception, SystemExit) as error:  # a builder may be the user's own, and exit
         log_traceback(error)
         if isinstance(error, ValueError) and node["builder"].startswith("microp."):
             named = any(str(error).startswith(f"{key}=") for key in knobs)
             raise ValueError(f"{group}.{error}" if named else str(error)) from error
-        numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
-        raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
+        numbers = ", ".join(f"{key}={value}" for key, value in given.items() if isinstance(value, int)) or "its keys"
+        raise ValueError(f"{what} failed for {numbers}: {in_words(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -121,7 +104,7 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         return builder, set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
-        said, (module, _, function) = _said(error.__cause__ or error), node["builder"].rpartition(".")
+        said, (module, _, function) = in_words(error.__cause__ or error), node["builder"].rpartition(".")
         said = f"{module} has no function {function}" if said.endswith("is not a package") else said
         raise ValueError(f"{group}.builder={node['builder']} {lacks}: {said}") from error
 
@@ -130,7 +113,7 @@ def is_computed(partition: dict[str, Any]) -> bool:
     """Return whether a partition's builder asks what the partition is for; not if it cannot be imported."""
     try:
         return "task" in read_builder("partition", partition)[1]
-    except ValueError:
+    except (KeyError, ValueError):  # `build` says what is wrong with the builder
         return False
 
 
@@ -160,15 +143,12 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
         raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
 
 
-def _said(error: BaseException) -> str:
-    """Return the type and the message of an exception in one line, cut if it is long."""
-    return quoted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"), LONGEST)
-
-
 # --- a user's own model -----------------------------------------------------------------------------
 
 
-def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
+def own_model(
+    node: dict[str, Any], computing: settings.Computing, device: settings.DeviceSettings
+) -> settings.OwnSettings:
     """Return the settings of the model whose function an option names.
 
     ValueError: it would not train as in plain PyTorch.
@@ -179,7 +159,9 @@ def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings
     return copy.deepcopy(_checked_models[text])
 
 
-def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
+def _checked(
+    node: dict[str, Any], computing: settings.Computing, device: settings.DeviceSettings
+) -> settings.OwnSettings:
     import torch  # takes half a second, and only this needs it
 
     from microp.model import Layers, code_of, inspect_layers, lowered_types, number_of_weights, seeded
@@ -188,7 +170,7 @@ def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings)
         with torch.device(place):
             return build("model", node, Layers)
 
-    if node["name"] in MODELS:
+    if node["name"] in settings.MODELS:
         raise ValueError(f"model.name={node['name']} is the name of one of microp's models: choose another name")
     what, code, place = f"model.builder={node['builder']}", code_of(read_builder("model", node)[0]), "cpu"
     with suppress(ValueError):  # what fails without numbers may be right with them
@@ -198,9 +180,9 @@ def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings)
         made = layers(place)
         try:
             facts = inspect_layers(made, code)
-            if computing.dtype in LOWERED and facts.dtype == "float32":
+            if computing.dtype in settings.LOWERED and facts.dtype == "float32":
                 runs_on = "cuda" if device.name == "cuda" and torch.cuda.is_available() else "cpu"
                 facts = replace(facts, lowered=lowered_types(layers(place), computing, runs_on))
         except ValueError as error:
             raise ValueError(f"{what} returns {error}") from error
-    return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)
+    return settings.own_settings(node["name"], node["builder"], typed_keys("model", node), facts)

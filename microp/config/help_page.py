@@ -21,16 +21,8 @@ from typing import Any, cast, get_type_hints
 
 from hydra.utils import get_method
 
+from microp.config import schema
 from microp.config.knobs import uses
-from microp.config.schema import (
-    KINDS,
-    default_options,
-    default_values,
-    is_fixed,
-    options_of,
-    schema_of,
-    values_of,
-)
 from microp.planner import KNOBS
 from microp.system import CONF, about_sweep, sweep_names
 
@@ -65,9 +57,9 @@ def lines_of_keys(documented: Any) -> dict[str, str]:
 
 def key_page(of: str) -> str:
     """Return the keys of a command as text: its own, then those of a run that count for it, with the options."""
-    base, options, kind = values_of("base"), default_options(), cast(Any, KINDS[of])
+    base, options, kind = schema.values_of("base"), schema.default_options(), cast(Any, schema.KINDS[of])
     hints, texts, lines = get_type_hints(kind), lines_of_keys(kind), list[str]()
-    values = {key: value for file in _FILES[of] for key, value in values_of(file).items() if key in hints}
+    values = {key: value for file in _FILES[of] for key, value in schema.values_of(file).items() if key in hints}
     count = _COUNT.get(of, (*base, *options))
     for key in sorted(
         values.keys() - base.keys(), key=lambda key: (isinstance(values[key], dict), key == "costs", key)
@@ -94,13 +86,13 @@ def _keys(before: str, values: dict[str, Any], texts: dict[str, str]) -> list[st
 
 def _group(group: str, left_out: Collection[str]) -> Iterator[str]:
     """Yield the options of a group, and their keys with the options that use them."""
-    options = {name: default_values(group, name) for name in options_of(group) if name not in left_out}
+    options = {name: schema.default_values(group, name) for name in schema.options_of(group) if name not in left_out}
     texts: dict[str, dict[str, str]] = {}  # of each option: builders may mean different things by a key
     for name, keys in options.items():
         comment = (CONF / group / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# ")
         yield from _entry(f"    {name}", comment)
-        texts[name] = lines_of_keys(get_method(keys["builder"]) if "builder" in keys else schema_of(group, keys))
-    for key in dict.fromkeys(key for keys in options.values() for key in keys if not is_fixed(group, key)):
+        texts[name] = lines_of_keys(get_method(keys["builder"]) if "builder" in keys else schema.schema_of(group, keys))
+    for key in dict.fromkeys(key for keys in options.values() for key in keys if not schema.is_fixed(group, key)):
         having = {name: _text(keys[key]) for name, keys in options.items() if key in keys and uses(group, key, name)}
         if not having:
             continue

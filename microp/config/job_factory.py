@@ -27,13 +27,13 @@ from typing import Any, NamedTuple
 from microp.config import config_checks
 from microp.config.config import compose_config, plain, read_config
 from microp.config.errors import ConfigError
-from microp.config.factory import build
+from microp.config.factory import build, is_computed
 from microp.config.memory_advice import memory_cap, memory_problem
 from microp.config.prediction import asked_workload, layer_memory, prices_of, profile_command, times_of
 from microp.config.schema import Config
 from microp.job import Job, Snapshot, question_id, run_id
 from microp.planner import Task
-from microp.records import RecordError, changed_since, read_env, snapshots
+from microp.records import RecordError, changed_data, read_env, snapshots
 from microp.schedule import Action, Partition, Schedule, builders, of_sizes, to_text, validate
 from microp.settings import EmulatedSettings, broken_rules
 from microp.simulator import Ranks, closed_forms, nominal_costs, nominal_optimizer
@@ -183,33 +183,20 @@ class Chosen(NamedTuple):
         return {**config, "partition": {"name": "sizes", "builder": builder, "sizes": list(self.partition.sizes)}}
 
 
-class _NoTaskError(Exception):
-    """The builder asks what the partition is for, and that is refused anyway."""
-
-
 def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None:
     """Return the partition that the builder of group `partition` makes, or raise ValueError with what is wrong with it.
 
     None if the builder asks what the partition is for, and that is refused anyway, such as the order, which is None.
     """
-    tasks: list[Task] = []
-
-    def task() -> Task:
-        device = config.device
-        if schedule is None or device.problems() or device.speed_problems(config.ranks) or config.model.problems():
-            raise _NoTaskError
-        tasks.append(_task_of(config, schedule))
-        return tasks[-1]
-
-    stages = config.ranks if schedule is None else schedule.depth
-    numbers = {"layers": config.model.layers, "stages": stages}
-    try:
-        partition = build("partition", config.partition, Partition, {"task": task}, **numbers)
-    except _NoTaskError:
+    device = config.device
+    given = {"layers": config.model.layers, "stages": config.ranks if schedule is None else schedule.depth}
+    if not is_computed(config.partition):
+        return Chosen(build("partition", config.partition, Partition, **given))
+    if schedule is None or device.problems() or device.speed_problems(config.ranks) or config.model.problems():
         return None
-    if not tasks:
-        return Chosen(partition)
-    if tasks[0].prices.is_known:
+    task = _task_of(config, schedule)
+    partition = build("partition", config.partition, Partition, task=task, **given)
+    if task.prices.is_known:
         return Chosen(partition, by_costs=True)
     note = (
         f"partition={config.partition['name']} {list(partition.sizes)} weighs layers by their FLOPs and bytes, "
@@ -270,12 +257,13 @@ def about_resumed(jobs: list[Job]) -> list[str]:
         f"{job.run_id} goes on after step {snapshot.step} of {job.training_steps}, from {snapshot.folder}"
         for job, snapshot in resumed
     ]
-    seen = []
+    read, now = [], {}
     for job, snapshot in resumed:
         with suppress(RecordError, IndexError):  # the snapshot was taken out of its attempt
-            env = read_env(Path(snapshot.folder).parents[1])
-            seen.append((getattr(job.data, "path", None), env, job.data.contents()))
-    return goes_on + changed_since(seen)
+            path = getattr(job.data, "path", None)
+            read.append((path, read_env(Path(snapshot.folder).parents[1])))
+            now[path] = job.data.contents()
+    return goes_on + changed_data(read, now)
 
 
 def _run(config: Config, job: Job) -> Path:

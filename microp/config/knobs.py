@@ -16,19 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, NamedTuple
 
+from microp.config import schema
 from microp.config.factory import build, is_computed
-from microp.config.schema import (
-    GROUPS,
-    Config,
-    PlanConfig,
-    ProfileConfig,
-    SimulateConfig,
-    default_options,
-    default_settings,
-    default_values,
-    is_fixed,
-    values_of,
-)
 from microp.schedule import Schedule
 from microp.settings import TIMES, quoted
 from microp.system import flatten, override
@@ -48,7 +37,7 @@ class Unused(NamedTuple):
     value: str = ""  # what was given
 
 
-def _rules(config: Config) -> dict[str, Unused]:
+def _rules(config: schema.Config) -> dict[str, Unused]:
     """Return the knobs, and the whole groups, that the configuration of a run does not use; the last reason counts."""
     policy, device, schedule = f"checkpointing={config.checkpointing.name}", config.device, config.schedule.get("name")
     by_torch, partition = config.engine.name == "torch", config.partition
@@ -86,13 +75,13 @@ def _rules(config: Config) -> dict[str, Unused]:
     }
 
 
-def _is_ours(config: Config, key: str) -> bool:
+def _is_ours(config: schema.Config, key: str) -> bool:
     """Return whether a group, or a knob, is of one of microp's own options; of a user's own every knob counts."""
     group, _, knob = key.partition(".")
-    return not knob or knob in default_values(group, _name(config, group))
+    return not knob or knob in schema.default_values(group, _name(config, group))
 
 
-def _of_schedule(config: Config, name: str, otherwise: Any) -> Any:
+def _of_schedule(config: schema.Config, name: str, otherwise: Any) -> Any:
     """Return an attribute of the schedule; `otherwise` if it cannot be built, and its own problem is told instead."""
     try:
         built = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
@@ -101,35 +90,39 @@ def _of_schedule(config: Config, name: str, otherwise: Any) -> Any:
     return getattr(built, name)
 
 
-def unused(config: Config) -> dict[str, Unused]:
+def unused(config: schema.Config) -> dict[str, Unused]:
     """Return the knobs, the whole groups and the other keys that a configuration does not use.
 
     A plan uses whatever one of its choices can use.
     """
-    if isinstance(config, PlanConfig):
-        order, policy = default_values("schedule", "zb_h1"), default_settings("checkpointing", "segments")
+    if isinstance(config, schema.PlanConfig):
+        order, policy = schema.default_values("schedule", "zb_h1"), schema.default_settings("checkpointing", "segments")
         result = _rules(run_of(config, ranks=2, replicas=2, schedule=order, checkpointing=policy))
         result |= dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
         return result
     result = _rules(config)
-    if isinstance(config, SimulateConfig | ProfileConfig):
-        what = "a profile" if isinstance(config, ProfileConfig) else "a price"
+    if isinstance(config, schema.SimulateConfig | schema.ProfileConfig):
+        what = "a profile" if isinstance(config, schema.ProfileConfig) else "a price"
         result |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
-    if isinstance(config, SimulateConfig) and not config.device.is_emulated and not is_computed(config.partition):
+    if (
+        isinstance(config, schema.SimulateConfig)
+        and not config.device.is_emulated
+        and not is_computed(config.partition)
+    ):
         by = f"a price of device={config.device.name} with partition={_name(config, 'partition')}"
         result["profile"] = Unused(by, "use device=FILE.yaml for its times, or partition=balanced")
     return {key: why for key, why in result.items() if "." not in key or _group(key) not in result}
 
 
 def chosen(
-    config: Config, schedule: str, checkpointing: str, replicas: int, knobs: Iterable[tuple[str, int]] = ()
-) -> Config:
+    config: schema.Config, schedule: str, checkpointing: str, replicas: int, knobs: Iterable[tuple[str, int]] = ()
+) -> schema.Config:
     """Return the configuration of a run with one choice of a plan; `chunks` is left as it is."""
     name, _, segments = checkpointing.partition("=")
-    policy = default_settings("checkpointing", name)
+    policy = schema.default_settings("checkpointing", name)
     return run_of(
         config,
-        schedule=default_values("schedule", schedule) | dict(knobs),
+        schedule=schema.default_values("schedule", schedule) | dict(knobs),
         checkpointing=replace(policy, segments=int(segments)) if segments.isdecimal() else policy,
         replicas=replicas,
         ranks=max(1, config.ranks // replicas),
@@ -138,35 +131,37 @@ def chosen(
 
 def uses(group: str, key: str, option: str) -> bool:
     """Return whether a key of a group is used if one of microp's options is chosen, whatever else is asked."""
-    options = default_options() | {"checkpointing": "always", group: option}
-    settings = {name: default_settings(name, chosen) for name, chosen in options.items()}
-    config = Config(ranks=2, chunks=4, replicas=2, profile=None, **settings)
+    options = schema.default_options() | {"checkpointing": "always", group: option}
+    settings = {name: schema.default_settings(name, chosen) for name, chosen in options.items()}
+    config = schema.Config(ranks=2, chunks=4, replicas=2, profile=None, **settings)
     return not {f"{group}.{key}", group} & unused(config).keys()
 
 
-def run_of(config: Config, **changes: Any) -> Config:
+def run_of(config: schema.Config, **changes: Any) -> schema.Config:
     """Return the configuration of a run that another command's configuration is of, with some keys changed."""
-    return Config(**{field.name: getattr(config, field.name) for field in fields(Config)} | changes)
+    return schema.Config(**{field.name: getattr(config, field.name) for field in fields(schema.Config)} | changes)
 
 
-def used_knobs(config: Config, group: str) -> tuple[str, list[str]]:
+def used_knobs(config: schema.Config, group: str) -> tuple[str, list[str]]:
     """Return the name of the option that was chosen of a group, and which of its keys can be typed beside it."""
     node, not_used = getattr(config, group), unused(config)
     keys = node if isinstance(node, dict) else vars(node)
-    return _name(config, group), [key for key in keys if not is_fixed(group, key) and f"{group}.{key}" not in not_used]
+    return _name(config, group), [
+        key for key in keys if not schema.is_fixed(group, key) and f"{group}.{key}" not in not_used
+    ]
 
 
-def without_unused(config: Config) -> Config:
+def without_unused(config: schema.Config) -> schema.Config:
     """Return the configuration with every unused knob at its default: what it runs."""
     result = copy.deepcopy(config)
     for key in unused(config):
         group, _, knob = key.partition(".")
         if knob:
-            setattr(getattr(result, group), knob, default_values(group, _name(config, group))[knob])
-        elif group in GROUPS:
-            setattr(result, group, default_settings(group, default_options()[group]))
+            setattr(getattr(result, group), knob, schema.default_values(group, _name(config, group))[knob])
+        elif group in schema.GROUPS:
+            setattr(result, group, schema.default_settings(group, schema.default_options()[group]))
         else:
-            setattr(result, group, values_of("base")[group])
+            setattr(result, group, schema.values_of("base")[group])
     return result
 
 
@@ -177,7 +172,7 @@ class Knobs:
         self._asked: dict[str, dict[str, Unused]] = {}  # key -> what does not use it -> why, and the value
         self._never: set[str] | None = None  # keys and groups that no point uses
 
-    def add(self, config: Config, lacking: Mapping[str, Unused]) -> None:
+    def add(self, config: schema.Config, lacking: Mapping[str, Unused]) -> None:
         """Add a point as it was composed, with the given keys that its options do not have."""
         not_here, runs = unused(config), flatten(asdict(without_unused(config)))
         asked = dict(lacking)
@@ -212,7 +207,7 @@ def _group(key: str) -> str:
     return key.partition(".")[0]
 
 
-def _name(config: Config, group: str) -> str:
+def _name(config: schema.Config, group: str) -> str:
     """Return the name of the option that was chosen of a group."""
     node = getattr(config, group)
     keys = node if isinstance(node, dict) else vars(node)

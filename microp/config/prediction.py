@@ -34,31 +34,13 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from microp import profiling, settings
 from microp.config.config import typed_folder
 from microp.config.schema import Config, default_options, default_values, is_fixed
 from microp.job import Job, Workload, workload_of
 from microp.planner import EstimatedPrices, NominalPrices, Prices, ProfilePrices
-from microp.profiling import (
-    FEWEST,
-    TORCH,
-    Forecast,
-    Machine,
-    Profile,
-    model_problem,
-    optimizer_times,
-    peak_memory_mib,
-    stage_costs,
-)
 from microp.records import ProfileError, WriteError, find_profile, read_profile, write_text
 from microp.schedule import Schedule
-from microp.settings import (
-    COPYING,
-    Computing,
-    DeviceSettings,
-    EmulatedSettings,
-    ModelSettings,
-    OwnSettings,
-)
 from microp.simulator import MOST_ROWS, WORK, LayerMemory, Size
 from microp.system import PACKAGE, override, processor
 
@@ -75,17 +57,17 @@ def asked_workload(config: Config, schedule: Schedule, sizes: Sequence[int] = ()
 # --- profiles ---------------------------------------------------------------------------------------
 
 
-def machine_of(device: str, threads: int) -> Machine:
+def machine_of(device: str, threads: int) -> profiling.Machine:
     """Return the kind of this machine, whose processor is the first GPU if that is what computes."""
     name = processor()
     if device == "cuda":
         import torch  # takes half a second, and only this needs it
 
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return Machine(device, name, os.cpu_count() or 1, version("torch"), threads)
+    return profiling.Machine(device, name, os.cpu_count() or 1, version("torch"), threads)
 
 
-def _this_machine(config: Config) -> Machine:
+def _this_machine(config: Config) -> profiling.Machine:
     device = "cpu" if config.device.is_emulated else config.device.name  # an emulated device only waits beside it
     return machine_of(device, config.device.threads)
 
@@ -101,7 +83,7 @@ def profile_problems(config: Config) -> list[str]:
     if config.device.is_emulated:
         if problem := _emulation_problem(config, profile):
             return [problem]
-    elif why := model_problem(profile, config.model, config.computing):
+    elif why := profiling.model_problem(profile, config.model, config.computing):
         return [f"profile={config.profile} is of another model: {why}"]
     if profile.optimizer_kind != (kind := config.optimizer.kind):
         return [
@@ -111,7 +93,7 @@ def profile_problems(config: Config) -> list[str]:
     return []
 
 
-def _emulation_problem(config: Config, profile: Profile) -> str | None:
+def _emulation_problem(config: Config, profile: profiling.Profile) -> str | None:
     """Return why a profile cannot give an emulated device its times; the width of what really computes is free."""
     name, layers = profile.model.get("name"), profile.model.get("layers", config.model.layers)
     if (name, layers) != (config.model.name, config.model.layers):
@@ -122,7 +104,7 @@ def _emulation_problem(config: Config, profile: Profile) -> str | None:
     if lacking := sorted(set(config.model.kinds) - set(profile.layers)):
         return f"profile={config.profile} lacks layer {lacking[0]}: python -m microp.profile makes a whole one"
     backend = config.comms.backend(config.device)
-    if config.ranks > 1 and backend not in COPYING:
+    if config.ranks > 1 and backend not in settings.COPYING:
         return (
             f"profile={config.profile} has the time of a hop, and {backend} does not record sending times: "
             "use comms=shm or comms=threads"
@@ -130,17 +112,17 @@ def _emulation_problem(config: Config, profile: Profile) -> str | None:
     return None
 
 
-def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> DeviceSettings:
+def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> settings.DeviceSettings:
     """Return the settings of the device; an emulated one has the times of the profile that the configuration names."""
     device = config.device
-    if config.profile is None or not isinstance(device, EmulatedSettings):
+    if config.profile is None or not isinstance(device, settings.EmulatedSettings):
         return device
     profile, kinds = read_profile(Path(config.profile)), config.model.kinds
     workload = asked_workload(config, schedule, sizes)
     sums = config.replicas > 1 and config.sync.name not in ("torch_ddp", "compare")
     reduces = (sums or schedule.copies > 1) and device.reduce_ms is None
     backend = config.comms.backend(device)
-    costs = stage_costs(profile, kinds, workload, backend, config.replicas if reduces else 1)
+    costs = profiling.stage_costs(profile, kinds, workload, backend, config.replicas if reduces else 1)
     layers = profile.layer_memory(kinds, bool(schedule.input_gradients))
     return replace(
         device,
@@ -152,7 +134,7 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> Device
         latency_ms=round(costs.latency, 6),
         reduce_ms=_rounded(costs.reduction) if reduces else device.reduce_ms,
         overhead_ms=round(max(costs.overhead), 6),
-        optimizer_ms=_rounded(optimizer_times(profile, workload, layers)),
+        optimizer_ms=_rounded(profiling.optimizer_times(profile, workload, layers)),
         per=[],
     )
 
@@ -167,15 +149,15 @@ def uneven_rows(config: Config, workload: Workload) -> list[str]:
     ]
 
 
-def doubt(profile: Profile) -> str | None:
+def doubt(profile: profiling.Profile) -> str | None:
     """Return why the times of a profile may be far off; None if nothing speaks for it."""
     if not profile.tells_memory:  # of a trace, whose steps were compared when it was read
         return None
     spreads = profile.spread
     if unknown := [name for name, spread in spreads.items() if spread is None]:
         return (
-            f"{profile.path} has fewer than {FEWEST} steps behind its times ({', '.join(unknown)}): how far they are "
-            "off is not known, so measure longer (python -m microp.profile seconds=...)"
+            f"{profile.path} has fewer than {profiling.FEWEST} steps behind its times ({', '.join(unknown)}): how far "
+            "they are off is not known, so measure longer (python -m microp.profile seconds=...)"
         )
     if (most := max(filter(None, spreads.values()), default=0)) > BUSY:
         return (
@@ -215,7 +197,7 @@ def _rounded(times: Sequence[float]) -> list[float]:
     return [round(time, 6) for time in times]
 
 
-def profile_for(config: Config) -> Profile | None:
+def profile_for(config: Config) -> profiling.Profile | None:
     """Return the profile that the configuration names, else this machine's of its model; None if there is none."""
     if config.profile is not None:
         return read_profile(Path(config.profile))
@@ -229,8 +211,8 @@ def prices_of(config: Config) -> Prices:
     if config.model.problems() or profile_problems(config):
         return NominalPrices(config.device)
     kinds, backend = config.model.kinds, config.comms.backend(config.device)
-    if config.engine.name == TORCH and not config.device.is_emulated:
-        backend = TORCH
+    if config.engine.name == profiling.TORCH and not config.device.is_emulated:
+        backend = profiling.TORCH
     if (profile := used_profile(config)) is not None:
         return ProfilePrices(profile, kinds, config.device, backend)
     if not config.device.is_emulated:
@@ -238,7 +220,7 @@ def prices_of(config: Config) -> Prices:
     return NominalPrices(config.device, profile_for(config), kinds, backend)
 
 
-def used_profile(config: Config) -> Profile | None:
+def used_profile(config: Config) -> profiling.Profile | None:
     """Return the profile that has the times of the configuration's actions; None if they are nominal or not known."""
     return None if config.device.is_emulated and config.profile is None else profile_for(config)
 
@@ -267,12 +249,12 @@ def lacks_profile(config: Config, job: Job) -> str | None:
 # --- predictions ------------------------------------------------------------------------------------
 
 
-def predict(config: Config, job: Job) -> Forecast:
+def predict(config: Config, job: Job) -> profiling.Forecast:
     """Return what is known of a run before it starts."""
     forecast = _forecast(config, job)._replace(at_peak_ms=_at_peak_ms(config, job))
     if job.device.is_emulated:  # it computes with this model, however small, and not with the profile's
         return forecast._replace(peak_memory_mib=_peaks(job))
-    if job.engines[0] == TORCH:  # torch's runtime keeps other tensors
+    if job.engines[0] == profiling.TORCH:  # torch's runtime keeps other tensors
         return forecast._replace(peak_memory_mib=None)
     return forecast if forecast.peak_memory_mib else forecast._replace(peak_memory_mib=_peaks(job))
 
@@ -290,12 +272,12 @@ def predicted_seconds(config: Config, job: Job) -> float | None:
     return None if step_ms is None else step_ms / 1e3 * len(list(job.phases()))
 
 
-def _forecast(config: Config, job: Job) -> Forecast:
+def _forecast(config: Config, job: Job) -> profiling.Forecast:
     """Return what the prices tell; nothing if torch runs the job, and its time between actions is not known."""
-    if job.engines[0] == TORCH and not job.device.is_emulated:
+    if job.engines[0] == profiling.TORCH and not job.device.is_emulated:
         profile = profile_for(config)
-        if profile is None or TORCH not in profile.transports:
-            return Forecast(None, None, None, "no profile")
+        if profile is None or profiling.TORCH not in profile.transports:
+            return profiling.Forecast(None, None, None, "no profile")
     return prices_of(config).forecast(job.workload, job.model.batch_bytes(job.shares[0]), job.replicas)
 
 
@@ -307,15 +289,17 @@ def _peaks(job: Job) -> list[float] | None:
         return None
 
 
-def order_peaks(model: ModelSettings, computing: Computing, workload: Workload, rows: int) -> list[float]:
+def order_peaks(
+    model: settings.ModelSettings, computing: settings.Computing, workload: Workload, rows: int
+) -> list[float]:
     """Return each rank's peak in MiB, as the order gives it; `rows`: of the batch of a replica. Raises as below."""
     schedule, mean = workload.schedule, workload.mean_rows
     layers = layer_memory(model, mean, bool(schedule.input_gradients), computing, schedule.slices)
-    return peak_memory_mib(workload, layers, model.batch_bytes(rows))
+    return profiling.peak_memory_mib(workload, layers, model.batch_bytes(rows))
 
 
 def layer_memory(
-    model: ModelSettings, rows: float, split: bool, computing: Computing, slices: int = 1
+    model: settings.ModelSettings, rows: float, split: bool, computing: settings.Computing, slices: int = 1
 ) -> tuple[LayerMemory, ...]:
     """Return the memory of every layer for microbatches of `rows` rows; `split`: with a backward divided into I and W.
 
@@ -325,7 +309,7 @@ def layer_memory(
     rows = max(2, ceil(min(rows, MOST_ROWS, WORK / max(1, work))))  # more, or a part of one, are not measured
     question = repr((model, rows, split, computing, slices))
     if question not in _known:
-        is_ours = not isinstance(model, OwnSettings)  # a user's function may use other files than its own
+        is_ours = not isinstance(model, settings.OwnSettings)  # a user's function may use other files than its own
         kinds = _read_kept(question) if is_ours else None
         if kinds is None:
             from microp.device import probe_layers  # torch, which nothing else here needs

@@ -14,18 +14,10 @@ from fractions import Fraction
 from math import inf
 from typing import Any
 
+from microp.config import prediction
 from microp.config.errors import ConfigError
 from microp.config.factory import is_computed
 from microp.config.job_factory import Chosen, choose_partition, make_schedule, not_frozen
-from microp.config.prediction import (
-    asked_workload,
-    doubt,
-    prices_of,
-    profile_problems,
-    times_of,
-    uneven_rows,
-    used_profile,
-)
 from microp.config.schema import SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
@@ -64,7 +56,7 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
     problems += config.model.problems() + config.checkpointing.problems() + config.device.problems()
     problems += config.computing.problems(config.model.name, config.model.dtype)
     problems += _cost_problems(config.costs.numbers())
-    if problems := problems or profile_problems(config):
+    if problems := problems or prediction.profile_problems(config):
         raise ConfigError(problems)
     try:
         schedule = make_schedule(config)
@@ -85,7 +77,7 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
     else:
         choice = choose_partition(config, schedule)
         assert choice is not None, "there is a schedule"
-        workload, chosen = asked_workload(config, schedule, choice.partition.sizes), choice
+        workload, chosen = prediction.asked_workload(config, schedule, choice.partition.sizes), choice
         for problem in config.model.segment_problems(config.checkpointing.segments):
             raise ValueError(problem)
     notes = list(chosen.notes)
@@ -93,16 +85,16 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
         notes.append("layers are weighed by their FLOPs and bytes, because no times of them are known")
     costs = _costs(config, schedule, workload, weighed)
     if isinstance(config.device, EstimateSettings) and not _are_by_hand(config):
-        notes.append(f"times are {prices_of(config).source}")
-    if (config.device.is_emulated or chosen.by_costs) and (profile := used_profile(config)) is not None:
-        notes += filter(None, [doubt(profile)])
+        notes.append(f"times are {prediction.prices_of(config).source}")
+    if (config.device.is_emulated or chosen.by_costs) and (profile := prediction.used_profile(config)) is not None:
+        notes += filter(None, [prediction.doubt(profile)])
     if config.costs.weight is None and config.costs.backward is not None and schedule.input_gradients:
         notes.append("costs.weight is not given: I and W take half of costs.backward each")
     if workload is not None:
         if config.partition["name"] == "uniform" and len({*workload.layers}) > 1 and not _are_by_hand(config):
             notes.append(f"unequal stages: {' '.join(map(str, workload.layers[: schedule.depth]))} layers")
         notes += not_frozen(config, schedule, chosen.partition)
-        notes += uneven_rows(config, workload)
+        notes += prediction.uneven_rows(config, workload)
     return PricingJob(config, schedule, costs, workload, tuple(notes))
 
 
@@ -139,7 +131,7 @@ def _weighs_layers(config: SimulateConfig) -> bool:
     Those of the uniform partition count the same, as in the closed forms.
     """
     has_times = _are_by_hand(config) or isinstance(config.device, EmulatedSettings | EstimateSettings)
-    return not has_times and config.partition["name"] != "uniform" and not prices_of(config).is_known
+    return not has_times and config.partition["name"] != "uniform" and not prediction.prices_of(config).is_known
 
 
 def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None, weighed: bool) -> Costs:
@@ -161,7 +153,7 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
             return replace(_device_costs(config, schedule, workload), transfer=given["transfer"])
         sizes: Sequence[Any] = workload.layers if workload else (1,) * schedule.stages
         if workload is not None and weighed:
-            sizes = list(map(Fraction, prices_of(config).costs(workload).forward))
+            sizes = list(map(Fraction, prediction.prices_of(config).costs(workload).forward))
         stages = [_exact(Fraction(size * config.ranks * schedule.copies, sum(sizes))) for size in sizes]
         given |= {"forward": stages, "backward": stages, "weight": stages}
     if config.checkpointing.segments:
@@ -180,8 +172,8 @@ def _device_costs(config: SimulateConfig, schedule: Schedule, workload: Workload
             )
     if workload is not None:
         if not device.is_emulated:
-            return prices_of(config).costs(workload)
-        return nominal_costs(times_of(config, schedule, workload.layers[: schedule.depth]), workload)
+            return prediction.prices_of(config).costs(workload)
+        return nominal_costs(prediction.times_of(config, schedule, workload.layers[: schedule.depth]), workload)
     per = getattr(device, "per", ["layer"])
     if "layer" in per:
         what = f"device.per={per}" if device.is_emulated else f"device={device.name}"
@@ -189,7 +181,7 @@ def _device_costs(config: SimulateConfig, schedule: Schedule, workload: Workload
             f"{what} needs at least one layer per stage: "
             f"model.layers={config.model.layers}, and the schedule has {schedule.stages} stages"
         )
-    return nominal_costs(device, asked_workload(config, schedule, (1,) * schedule.depth))
+    return nominal_costs(device, prediction.asked_workload(config, schedule, (1,) * schedule.depth))
 
 
 def _exact(value: Any) -> Any:

@@ -6,7 +6,7 @@
                                                                              │
                                                        save ─► a server  ────┴──── specification ─► JSON
 
-A panel is made only for names that the recorded runs have. The W&B runs of a schedule have one colour.
+A panel is made only for names that the recorded runs have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 from microp.job import NOT_ASKED
 from microp.mirror.content import run_summary
-from microp.mirror.files import completed
 from microp.records import RecordError, attempts, check_attempt
 from microp.system import flatten, out_of_reach
 
@@ -31,7 +30,6 @@ _FIGURES = {  # what an experiment is about, in the order of the panels; those t
 }
 _AGAINST = (("replayed.bubble", "bubble.measured"), ("replayed.step_ms", "step_ms"), ("peak_memory_mib.max", "step_ms"))
 _OF_RANKS = ("own_step_ms", "wait_ms", "compute_ms", "optimizer_ms", "loss")
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")  # Okabe and Ito
 _HOW = ("repeat", "steps", "warmup_steps")  # of a run's length, no question
 _AXES = 4  # swept numbers that get panels
 
@@ -47,7 +45,6 @@ class Subject:
     numbers: tuple[str, ...]  # the keys of the configuration with different numbers, such as `chunks`
     words: tuple[str, ...]  # the keys of the configuration with different words, such as `schedule.name`
     figures: frozenset[str]  # the names in the summaries of the summary runs
-    colours: Mapping[str, str]  # the colour of each W&B run by its id
 
 
 def subject_of(
@@ -74,11 +71,11 @@ def subject_of(
         name = env.get("experiment")
         known |= {name} if name else set()
         if status["status"] == "finished" and summary and experiment in (None, name):
-            runs.append((attempt, config, flatten(run_summary(summary))))
+            runs.append((config, flatten(run_summary(summary))))
     if not runs:
         have = f"it has {', '.join(sorted(known))}" if known else "it has no experiments"
         raise RecordError(f"{outputs} has no finished runs{f' of {experiment}' if experiment else ''}: {have}")
-    configs = [{key: value for key, value in config.items() if key not in NOT_ASKED} for _, config, _ in runs]
+    configs = [{key: value for key, value in config.items() if key not in NOT_ASKED} for config, _ in runs]
     values: dict[str, list[Any]] = {}
     for config in configs:
         for key, value in flatten(config).items():
@@ -86,13 +83,7 @@ def subject_of(
     keys = [key for key in varied(configs) if key not in _HOW]
     keys.sort(key=lambda key: -len(set(map(str, values[key]))))  # the axes of a sweep before what its parts change
     is_number = {key: all(type(value) in (int, float) for value in values[key]) for key in keys}
-    tracking = runs[-1][1]["tracking"]
-    schedules = sorted(set(values["schedule.name"]))
-    colours = {
-        uid: _COLOURS[schedules.index(config["schedule"]["name"]) % len(_COLOURS)]
-        for attempt, config, _ in runs
-        for uid in completed(attempt).values()
-    }
+    tracking = runs[-1][0]["tracking"]
     return Subject(
         experiment or "all runs",
         entity or tracking["entity"] or "",
@@ -100,8 +91,7 @@ def subject_of(
         experiment,
         tuple(key for key in keys if is_number[key]),
         tuple(key for key in keys if not is_number[key]),
-        frozenset(key for _, _, summary in runs for key in summary),
-        colours,
+        frozenset(key for _, summary in runs for key in summary),
     )
 
 
@@ -117,7 +107,6 @@ def workspaces(subject: Subject) -> list[Any]:
             sections=[ws.Section(name=title, panels=list(panels), is_open=True) for title, panels in sections.items()],
             runset_settings=ws.RunsetSettings(
                 filters=ws.And(ws.Metric("JobType") == job, *([ws.Tags().isin([subject.tag])] if subject.tag else [])),
-                run_settings={uid: ws.RunSettings(color=colour) for uid, colour in subject.colours.items()},
             ),
         )
 

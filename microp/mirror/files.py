@@ -16,19 +16,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from microp.records import (
-    RUNNING,
-    LockedError,
-    RecordError,
-    attempts,
-    hold,
-    rank_of,
-    read_config,
-    read_env,
-    read_json,
-    read_status,
-    row_files,
-)
+from microp import records
 from microp.settings import TrackingSettings
 
 SUMMARY = "summary"
@@ -51,7 +39,7 @@ def take_agent() -> dict[str, str]:
 def completed(attempt: Path) -> dict[str, str]:
     """Return the W&B runs that are complete, name -> id; none if `tracked.json` is damaged: they are made again."""
     try:
-        done = read_json(attempt / "tracked.json")
+        done = records.read_json(attempt / "tracked.json")
     except (OSError, ValueError):
         return {}
     return done if isinstance(done, dict) else {}
@@ -64,7 +52,7 @@ def files_of(uid: str, folder: Path) -> list[Path]:
 
 def wandb_names(attempt: Path) -> list[str]:
     """Return the names of an attempt's W&B runs: `rank0`, ... for the ranks that have written rows, and `summary`."""
-    return [*(f"rank{rank_of(path)}" for path in row_files(attempt, "steps")), SUMMARY]
+    return [*(f"rank{records.rank_of(path)}" for path in records.row_files(attempt, "steps")), SUMMARY]
 
 
 def wandb_uid(attempt: Path, name: str) -> str:
@@ -72,42 +60,42 @@ def wandb_uid(attempt: Path, name: str) -> str:
 
     The role comes first, then the schedule and its numbers, as in `r0-1f1b-m8-k2-<uid>`.
     """
-    agent = read_env(attempt).get("wandb_agent", {})
+    agent = records.read_env(attempt).get("wandb_agent", {})
     if agent and name == SUMMARY:
         return str(agent["run_id"])
     about = attempt.parent.name.rpartition("-")[0][:_ABOUT]
-    return "-".join(filter(None, (name.replace("rank", "r"), about, read_status(attempt)["uid"])))
+    return "-".join(filter(None, (name.replace("rank", "r"), about, records.read_status(attempt)["uid"])))
 
 
 def _wandb_folders(attempt: Path) -> set[Path]:
     """Return the folders of an attempt's W&B runs; none if its records do not tell their ids."""
     try:
-        settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
-        ids = [read_status(attempt)["uid"], *completed(attempt).values(), wandb_uid(attempt, SUMMARY)]
+        settings = TrackingSettings(**records.read_config(attempt)["tracking"])
+        ids = [records.read_status(attempt)["uid"], *completed(attempt).values(), wandb_uid(attempt, SUMMARY)]
         folder = settings.folder(attempt.absolute().parents[2])
         return {path for uid in ids for path in files_of(uid, folder)}  # an id may be the end of another
-    except (RecordError, KeyError, TypeError):
+    except (records.RecordError, KeyError, TypeError):
         return set()
 
 
 def is_running(attempt: Path) -> bool:
     """Return whether an attempt runs, or may run on another host."""
     try:
-        return bool(read_status(attempt)["status"] == RUNNING)
-    except RecordError:
+        return bool(records.read_status(attempt)["status"] == records.RUNNING)
+    except records.RecordError:
         return False
 
 
 def remove(attempt: Path) -> bool:
-    """Delete an attempt, its W&B runs, and its run's folder if it was the last; return False if it runs.
+    """Delete an attempt, its W&B runs, and its run's folder if it was the last; return False if the run runs.
 
     Raises:
         OSError: a file cannot be deleted.
     """
     run = attempt.parent
     try:
-        with hold(run):  # no process may start the run meanwhile
-            if is_running(attempt):  # it was started after it had been listed
+        with records.hold(run):  # no process may start the run meanwhile
+            if any(map(is_running, records.attempts(run))):
                 return False
             for folder in _wandb_folders(attempt):
                 shutil.rmtree(folder)
@@ -117,10 +105,10 @@ def remove(attempt: Path) -> bool:
             hidden = attempt.with_name(f".{attempt.name}.deleted")  # half of an attempt is never read
             attempt.rename(hidden)
             shutil.rmtree(hidden)
-            if not attempts(run):
+            if not records.attempts(run):
                 (run / "lock").unlink(missing_ok=True)
                 with suppress(OSError):  # somebody has put something else into it
                     run.rmdir()
-    except LockedError:
+    except records.LockedError:
         return False
     return True

@@ -128,7 +128,7 @@ class Attempt:
     def close(self, state: str, message: str | None = None, said: Path | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""
         self._write_state("end")
-        if changed := records.changed_while(getattr(self._config.data, "path", None), self._env):
+        for changed in records.changed_data([(getattr(self._config.data, "path", None), self._env)]):
             console.warn(f"{self.folder}: {changed}")
             message = f"{message}; {changed}" if message else None
         close_attempt(self.folder, self._job, state, message, said)

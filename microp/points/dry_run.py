@@ -5,31 +5,25 @@
     points ── invalid ──► why, as error lines; exit code 2
            ── valid ────► done, being run by another process, or to run: steps and predicted time
 
-A point's time is what finished launches of its question took, from the start of the ranks to the last record. Where
-there is none, the time of its steps is predicted: from an emulated device's nominal times, or from a profile.
+A point's time is that of its steps, predicted from an emulated device's nominal times, or from a profile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from statistics import median
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from microp.config import config_checks, plain, predicted_seconds
-from microp.points.hydra_app import Checked, Point, refuse, speaks
+from microp.points.hydra_app import Checked, Point
 from microp.points.planned import Planned
 from microp.points.run import equal_points
-from microp.records import owner_of, run_seconds
+from microp.records import owner_of
 from microp.results import unscaled
 from microp.terminal import Column, console, paragraph, show_columns, swept_columns
 
 TO_RUN = "to run"
-ABOUT_TIME = (
-    "time: of the finished launches of the same question, median; else the predicted time of the steps; "
-    "- if neither is known."
-)
+ABOUT_TIME = "time: the predicted one of the steps, - if it is not known."
 
 
 class DryPoint(NamedTuple):
@@ -42,35 +36,27 @@ class DryPoint(NamedTuple):
     seconds: float | None = None  # the time that it is predicted to take; None if nothing is known
 
 
-def show_dry_run(checked: Sequence[Checked], skipped: int, problems: list[str], resumes: bool) -> NoReturn:
-    """Print a command's points, their state and predicted time, and what is invalid; exit with 0, or else 2."""
+def show_dry_run(checked: Sequence[Checked], skipped: int, resumes: bool) -> None:
+    """Print a command's points, their state and predicted time; `skip` leaves `skipped` others out."""
     points = [point for point in checked if isinstance(point, Point)]
-    if speaks():
-        if checked:
-            _show_points(list(_dry_points(checked, resumes)))
-        else:
-            console.note("this sweeper chooses each point after those before it: which ones they are is not known yet")
-        if (runs := len({point.made.run_id for point in points})) < len(points):
-            console.note(equal_points(len(points), runs))
-        if skipped:
-            console.note(f"skip=true leaves {skipped} of {len(checked) + skipped} points out")
-        texts = [text for point in points for text in config_checks.warnings(point.config, point.made)]
-        for warning in dict.fromkeys(texts):
-            console.warn(warning)
-        if reason := unscaled(plain(point.config) for point in points):
-            console.note(reason)
-    refused = [point.problems for point in checked if not isinstance(point, Point)]
-    invalid = Counter(problem for texts in refused for problem in dict.fromkeys(texts))
-    if invalid or problems:
-        counted = [f"{problem} ({number} of {len(checked)} points)" for problem, number in invalid.items()]
-        refuse((counted if len(checked) > 1 else list(invalid)) + problems)
-    raise SystemExit(0)
+    if checked:
+        _show_points(list(_dry_points(checked, resumes)))
+    else:
+        console.note("this sweeper chooses each point after those before it: which ones they are is not known yet")
+    if (runs := len({point.made.run_id for point in points})) < len(points):
+        console.note(equal_points(len(points), runs))
+    if skipped:
+        console.note(f"skip=true leaves {skipped} of {len(checked) + skipped} points out")
+    texts = [text for point in points for text in config_checks.warnings(point.config, point.made)]
+    for warning in dict.fromkeys(texts):
+        console.warn(warning)
+    if reason := unscaled(plain(point.config) for point in points):
+        console.note(reason)
 
 
 def _dry_points(checked: Sequence[Checked], resumes: bool) -> Iterator[DryPoint]:
     """Yield the points as they are shown, equal ones once."""
-    outputs = next((point.config.output_dir for point in checked if isinstance(point, Point)), ".")
-    known, shown = run_seconds(Path(outputs) / "runs"), set()
+    shown = set()
     for point in checked:
         if not isinstance(point, Point):
             yield DryPoint(point.overrides, "invalid")
@@ -83,9 +69,8 @@ def _dry_points(checked: Sequence[Checked], resumes: bool) -> Iterator[DryPoint]
         if resumes and planned.finished():
             yield DryPoint(point.overrides, "done", job.run_id)
             continue
-        took, owner = known.get(job.question_id), owner_of(planned.run)
-        seconds = median(took) if took else predicted_seconds(point.config, job)
-        state = f"run by {owner}" if owner else TO_RUN
+        state = f"run by {owner}" if (owner := owner_of(planned.run)) else TO_RUN
+        seconds = predicted_seconds(point.config, job)
         yield DryPoint(point.overrides, state, job.run_id, len(list(job.phases())), seconds)
 
 

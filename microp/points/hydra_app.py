@@ -232,8 +232,8 @@ class PointsCallback(Callback):
         """
         return False
 
-    def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
-        """Show what the command would do with its points and exit; `skip` leaves `skipped` others out."""
+    def dry_run(self, config: DictConfig, checked: list[Checked]) -> None:
+        """Show what the command would do with its points."""
 
     def check(self, composed: Composed, knobs: Knobs) -> Checked | None:
         """Check and prepare a point, and add its knobs; None if `skip` leaves it out."""
@@ -295,11 +295,14 @@ class PointsCallback(Callback):
         if speaks():
             for note in knobs.notes:
                 console.note(note)
-        if any(node is not None and node.get("dry_run") for node in (config, *(asked.config for asked in composed))):
-            self.dry_run(config, checked, len(self.skipped), problems)
+        nodes = (config, *(asked.config for asked in composed))
+        if is_dry := any(node is not None and node.get("dry_run") for node in nodes):
+            self.dry_run(config, checked)
         refused = [point for point in checked if isinstance(point, Composed)]
         if problems := [problem for point in refused for problem in point.problems] + problems:
             refuse(list(dict.fromkeys(problems)))
+        if is_dry:
+            raise SystemExit(0)
         log.debug("%s composed and checked", "1 point is" if len(points) == 1 else f"{len(points)} points are")
         PointsCallback.began = self
         self.begin(config, points)

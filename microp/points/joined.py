@@ -27,7 +27,7 @@ from microp.points.attempt import Attempt
 from microp.points.planned import Planned
 from microp.records import last_attempt, read_status
 from microp.schedule import to_text
-from microp.system import flatten, installed_version
+from microp.system import flatten
 from microp.worker import HostsError, Joined, RankError, join, run_joined
 
 _OF_A_HOST = {*NOT_ASKED, "device.memory_gib"} - {"snapshot", "activation_limit"}
@@ -114,7 +114,6 @@ def _facts(config: Config, job: Job) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": version("torch"),
-        "microp": installed_version(),
         "microp's code": _checksum(path.read_bytes() for path in files),
         **keys,
         "the order of the schedule": _checksum([to_text(job.schedule).encode()]),

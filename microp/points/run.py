@@ -20,14 +20,7 @@ from omegaconf import DictConfig
 
 from microp.config import RunError, Stop, config_checks, make_job, read_config
 from microp.job import Job
-from microp.points.hydra_app import (
-    PointsCallback,
-    chooses_points,
-    config_name,
-    overrides,
-    speaks,
-    sweep_folder,
-)
+from microp.points import hydra_app
 from microp.points.next_commands import print_failure
 from microp.points.planned import Planned, experiment_of, planned
 from microp.points.slurm_sweep import slurm_sweep
@@ -50,12 +43,12 @@ def run_point(config: DictConfig) -> float:
         RunError: the point was not measured, and the sweeper needs to know that it failed.
     """
     see_interrupt()
-    if (folder := sweep_folder()) is not None:
+    if (folder := hydra_app.sweep_folder()) is not None:
         return _run_planned(config, plan_in(folder))
     asked = read_config(config)
-    job: Job = PointsCallback.take(asked)
+    job: Job = hydra_app.PointsCallback.take(asked)
     try:
-        attempt = run_attempt(Planned.now(overrides(), asked, job, experiment_of(config_name())))
+        attempt = run_attempt(Planned.now(hydra_app.overrides(), asked, job, experiment_of(hydra_app.config_name())))
     except LockedError as error:
         console.error(str(error))
         raise SystemExit(1) from None
@@ -63,9 +56,11 @@ def run_point(config: DictConfig) -> float:
 
 
 def _run_planned(config: DictConfig, plan: SweepPlan) -> float:
-    record = plan.find(overrides())
-    if record is None and not chooses_points():
-        raise RunError(f"{plan.folder / 'points.jsonl'} lacks the point {overrides()}: type the sweep's command again")
+    record = plan.find(hydra_app.overrides())
+    if record is None and not hydra_app.chooses_points():
+        raise RunError(
+            f"{plan.folder / 'points.jsonl'} lacks the point {hydra_app.overrides()}: type the sweep's command again"
+        )
     if why := (record or {}).get("left_out"):
         return _failed(why)
     point = planned(record) if record else _choose(config, plan)
@@ -81,7 +76,7 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
     asked = read_config(config)
     if asked.skip:
         return None
-    point = Planned.now(overrides(), asked, make_job(asked), experiment_of(config_name()))
+    point = Planned.now(hydra_app.overrides(), asked, make_job(asked), experiment_of(hydra_app.config_name()))
     plan.add(point.record())
     if board.is_open and not point.finished(plan.again):
         for warning in config_checks.warnings(point.config, point.job):
@@ -106,7 +101,7 @@ def _run_here(point: Planned, plan: SweepPlan) -> Path:
 
 def run_attempt(point: Planned) -> Path:
     """Run one point and return the attempt's folder, where a failure is recorded; LockedError: it runs elsewhere."""
-    records = speaks()  # of the ranks that torchrun started, rank 0 makes the folder
+    records = hydra_app.speaks()  # of the ranks that torchrun started, rank 0 makes the folder
     with hold(point.run) if records else nullcontext():
         return _run_locked(point)
 
@@ -129,7 +124,7 @@ def _objective(attempt: Path, *, in_sweep: bool = False, fail_fast: bool = False
         return nan
     status = read_status(attempt)
     if status["status"] != "finished":
-        if speaks():
+        if hydra_app.speaks():
             print_failure(attempt, status, in_sweep=in_sweep)
         if fail_fast:
             raise Stop(f"fail_fast=true: {attempt.parent.name} failed")
@@ -139,7 +134,7 @@ def _objective(attempt: Path, *, in_sweep: bool = False, fail_fast: bool = False
 
 def _failed(reason: str) -> float:
     """Return NaN for a point without a figure; for a sweeper that chooses its points raise RunError."""
-    if chooses_points():
+    if hydra_app.chooses_points():
         raise RunError(reason)
     return nan
 

@@ -29,17 +29,8 @@ from microp.config import (
     read_config,
 )
 from microp.job import Job
+from microp.points import hydra_app
 from microp.points.dry_run import show_dry_run
-from microp.points.hydra_app import (
-    Checked,
-    Point,
-    PointsCallback,
-    is_sweep,
-    launches_in_turn,
-    refuse,
-    speaks,
-    stop_on_error,
-)
 from microp.points.next_commands import print_next_commands
 from microp.points.planned import Planned, experiment_of, planned
 from microp.points.run import SKIPPED, board, equal_points
@@ -51,7 +42,7 @@ from microp.terminal import console, show_runs, show_step
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
 
 
-class SweepCallback(PointsCallback):
+class SweepCallback(hydra_app.PointsCallback):
     """Makes the job of every point, shows the progress and the table; sets the exit code if points did not finish."""
 
     _plan: records.SweepPlan | None = None  # a single run has none
@@ -61,7 +52,7 @@ class SweepCallback(PointsCallback):
     def prepare(cls, config: Config) -> Job:
         return make_job(config)
 
-    def problems_together(self, config: DictConfig, points: list[Point]) -> list[str]:
+    def problems_together(self, config: DictConfig, points: list[hydra_app.Point]) -> list[str]:
         folders = list(dict.fromkeys(point.config.output_dir for point in points))
         problems = []
         if len(folders) > 1:
@@ -69,7 +60,7 @@ class SweepCallback(PointsCallback):
                 f"output_dir={','.join(folders)}: a sweep has one folder for its plan, its table and its runs: "
                 "give one output_dir, or run one sweep for each"
             )
-        if not is_sweep(config) and config.hydra.sweeper.get("params"):
+        if not hydra_app.is_sweep(config) and config.hydra.sweeper.get("params"):
             problems.append(
                 f"{config.hydra.job.config_name}.yaml has hydra.sweeper.params, but would be one run: add mode: "
                 "MULTIRUN below hydra: in it, or type -m"
@@ -77,20 +68,21 @@ class SweepCallback(PointsCallback):
         for key in ("dry_run", "fail_fast"):
             if len({getattr(point.config, key) for point in points}) > 1:
                 problems.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
-        if is_sweep(config) and not launches_in_turn(config.hydra.launcher):
+        if hydra_app.is_sweep(config) and not hydra_app.launches_in_turn(config.hydra.launcher):
             problems += dict.fromkeys(text for point in points for text in config_checks.beside_problems(point.config))
-        for point in [] if is_sweep(config) else points:
+        for point in [] if hydra_app.is_sweep(config) else points:
             problems += config_checks.only_in_a_sweep(point.config)
             problems += nothing_to_resume(point.config, point.made)  # in a sweep it starts at its beginning
         return problems
 
-    def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
-        show_dry_run(checked, skipped, problems, resumes=is_sweep(config) and not config.again)
+    def dry_run(self, config: DictConfig, checked: list[hydra_app.Checked]) -> None:
+        if hydra_app.speaks():
+            show_dry_run(checked, len(self.skipped), resumes=hydra_app.is_sweep(config) and not config.again)
 
-    @stop_on_error
+    @hydra_app.stop_on_error
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         if is_joined():
-            refuse(
+            hydra_app.refuse(
                 [
                     "torchrun starts the ranks of one run, but a sweep has several runs: use `python -m microp.run -m "
                     "...`, which starts the ranks of each point itself, or one torchrun command per run"
@@ -118,7 +110,7 @@ class SweepCallback(PointsCallback):
         for overrides in self.skipped:
             yield {"overrides": overrides, "left_out": SKIPPED}
 
-    @stop_on_error
+    @hydra_app.stop_on_error
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         self._is_open = False
         self.write_table()
@@ -137,17 +129,17 @@ class SweepCallback(PointsCallback):
             console.warn(records.in_a_line(error))
         return True
 
-    def begin(self, config: DictConfig, points: list[Point]) -> None:
+    def begin(self, config: DictConfig, points: list[hydra_app.Point]) -> None:
         self._points: dict[str, Planned] = {}
         experiment = experiment_of(config.hydra.job.config_name)
         for point in points:
             self._points.setdefault(point.made.run_id, Planned.now(*point, experiment))  # equal points are one run
         self._all = [point.overrides for point in points]
-        self._again = not is_sweep(config) or config.again
+        self._again = not hydra_app.is_sweep(config) or config.again
         self._tracking = read_config(config).tracking
         self._is_first = not any(Path(config.output_dir, "runs").glob("*"))
         waiting = [point for name, point in self._points.items() if not self._finished(name)]
-        if speaks():
+        if hydra_app.speaks():
             board.open([len(list(point.job.phases())) for point in waiting])
             texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
             for warning in dict.fromkeys(texts):
@@ -165,15 +157,16 @@ class SweepCallback(PointsCallback):
 
     def _changed_data(self) -> list[str]:
         """Return which data are not those any more that finished points were trained on, one sentence per path."""
-        done = ((point.config.data, self._finished(name)) for name, point in self._points.items())
-        return records.changed_since(
-            (getattr(data, "path", None), records.read_env(attempt), data.contents())
-            for data, attempt in done
-            if attempt
-        )
+        read, now = list[tuple[str | None, dict[str, Any]]](), dict[str | None, str | None]()
+        for name, point in self._points.items():
+            if attempt := self._finished(name):
+                path = getattr(point.config.data, "path", None)
+                read.append((path, records.read_env(attempt)))
+                now[path] = point.config.data.contents()
+        return records.changed_data(read, now)
 
     def end(self, config: DictConfig) -> None:
-        if not speaks():
+        if not hydra_app.speaks():
             return
         board.close()
         self._add_chosen()
@@ -206,7 +199,7 @@ class SweepCallback(PointsCallback):
         if rows:  # else every failure has been shown
             show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) > 1:
-            for text in records.changed_between((row.config["data"].get("path"), row.env) for row in rows):
+            for text in records.changed_data((row.config["data"].get("path"), row.env) for row in rows):
                 console.warn(text)
         return rows
 

@@ -35,7 +35,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar
@@ -365,18 +364,3 @@ def json_lines(path: Path, wanted: Callable[[int], bool] = lambda _: True) -> It
                 yield row
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from error
-
-
-def run_seconds(runs: Path) -> dict[str, list[float]]:
-    """Return the seconds that each finished attempt below a folder took, by question id.
-
-    They count from the start of the ranks to the last record. An attempt that cannot be read is left out.
-    """
-    seconds: dict[str, list[float]] = {}
-    for attempt in attempts(runs):
-        with suppress(RecordError):
-            status = read_status(attempt)
-            if status["status"] == "finished" and "ended" in status:
-                question = read_summary(attempt)["question_id"]
-                seconds.setdefault(question, []).append(status["ended"] - status["started"])
-    return seconds

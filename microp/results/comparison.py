@@ -53,11 +53,6 @@ class Comparison(NamedTuple):
     more: int | None
     next_repeat: int  # the `repeat` from which on launches are missing
 
-    @property
-    def ruled_out(self) -> float:
-        """The relative difference beyond which the interval leaves none, in either direction."""
-        return max(1 - self.low, self.high - 1)
-
     def sentence(self, name: str, other: str) -> str:
         """Return the verdict in words, with its interval and launches, and what would settle it if it is open.
 
@@ -71,11 +66,10 @@ class Comparison(NamedTuple):
         said = f"{name} against {other}: too noisy to say"
         if math.isinf(self.high):
             return f"{said}: the spread of {launches} is unknown; {self._remedy('show it')}"
-        large = f"a difference of more than {_percent(self.ruled_out)} is ruled out; "
         return (
             f"{said}: {_percent(abs(self.ratio - 1))} {'less' if self.ratio < 1 else 'more'} time "
             f"[{_percent(self.low - 1, '+')}, {_percent(self.high - 1, '+')}], {launches}; "
-            f"{large if self.ruled_out <= 1 else ''}{self._remedy('settle a difference of this size')}"
+            f"{self._remedy('settle a difference of this size')}"
         )
 
     def _difference(self, name: str, other: str) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from microp.settings.rules import Line, broken_rules
 from microp.system import has_key, out_of_reach
@@ -34,11 +33,6 @@ class TrackingSettings:
     tags: Annotated[list[str], _TAGS]  # words by which W&B can filter the runs
     follow: bool | None  # log the rows while the run runs, by a process of its own; null for only if the mode is online
     system_metrics: bool  # W&B's own measurements of the host (processor, memory, network) while it follows a run
-
-    @classmethod
-    def recorded(cls, values: Mapping[str, Any]) -> TrackingSettings:
-        """Return the settings of a recorded run; older ones lack the later keys."""
-        return cls(**{"dir": None, "follow": None, "system_metrics": False, **values})
 
     def resolved(self) -> TrackingSettings:
         """Return the settings with a value for each key that was left to the environment."""

@@ -22,7 +22,6 @@ from microp.system.machine import (
     is_joined,
     is_over_hosts,
     memory_bytes,
-    no_compiler,
     out_of_reach,
     process_started,
     processor,
@@ -30,4 +29,4 @@ from microp.system.machine import (
     size_text,
     this_host,
 )
-from microp.system.places import CONF, PACKAGE, SWEEPS, about_sweep, installed_version, see_current_folder, sweep_names
+from microp.system.places import CONF, PACKAGE, SWEEPS, about_sweep, see_current_folder, sweep_names

@@ -10,10 +10,8 @@ from __future__ import annotations
 import netrc
 import os
 import platform
-import shutil
 import socket
 import sys
-import sysconfig
 import urllib.request
 from functools import cache
 from pathlib import Path
@@ -72,20 +70,6 @@ def process_started(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):  # it ended, perhaps between opening and reading
         return None
     return None if fields[0] in "ZX" or int(fields[6]) & _EXITING else int(fields[19])
-
-
-def no_compiler() -> list[str]:
-    """Return what this machine lacks to compile layers for its processor, in at most one sentence."""
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    if shutil.which(compiler) is None:
-        return [
-            f"compile=true needs a C++ compiler, and {compiler} is not here: install g++, name another one by the "
-            "environment variable CXX, or use compile=false"
-        ]
-    if not header.exists():
-        return [f"compile=true needs Python's headers, and {header} is not here: install them, or use compile=false"]
-    return []
 
 
 def is_joined() -> bool:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import platform
 import re
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
+
+import microp
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -51,17 +52,6 @@ def see_current_folder() -> None:
         sys.path.append(here)
 
 
-def installed_version() -> str:
-    """Return microp's version, which is written only in pyproject.toml.
-
-    A checkout's own file is read, because a checkout need not be installed and its metadata may be older.
-    """
-    if CHECKOUT is None:
-        return metadata.version("microp")
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    return str(project["version"])
-
-
 def answer_version() -> None:
     """Print the versions of microp, torch and Python and end with exit code 0, if `--version` was typed.
 
@@ -70,5 +60,5 @@ def answer_version() -> None:
     if "--version" not in sys.argv[1:]:
         return
     torch, python = metadata.version("torch"), platform.python_version()
-    print(f"microp {installed_version()} (torch {torch}, Python {python})")
+    print(f"microp {microp.__version__} (torch {torch}, Python {python})")
     raise SystemExit(0)

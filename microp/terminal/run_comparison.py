@@ -23,17 +23,7 @@ from collections.abc import Iterator
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from microp.results import (
-    FIGURES,
-    Group,
-    Pairing,
-    SelectionError,
-    is_missing,
-    pair_questions,
-    records,
-    spelling,
-    text_of,
-)
+from microp import results
 from microp.terminal.columns import Column, counted, number, paragraph, show
 from microp.terminal.console import out, warn
 
@@ -48,23 +38,23 @@ _MACHINE = ("commit", "processor", "cores", "gpus", "platform", "python", "packa
 _ENVIRONMENT = tuple(f"env.{key}" for key in _MACHINE)
 
 
-def pairing_of(a: Group, b: Group) -> Pairing:
+def pairing_of(a: results.Group, b: results.Group) -> results.Pairing:
     """Return how the questions of two groups pair up.
 
     Raises:
         SelectionError: no two questions agree in everything that is not compared.
     """
-    pairing = pair_questions(a.rows, b.rows)
+    pairing = results.pair_questions(a.rows, b.rows)
     if pairing.figures.empty:
-        compared = ", ".join(map(spelling, pairing.compared)) or "nothing"
-        raise SelectionError(
+        compared = ", ".join(map(results.spelling, pairing.compared)) or "nothing"
+        raise results.SelectionError(
             f"no question of {a.word} agrees with one of {b.word} in everything but {compared}: "
             "run the same questions on both sides, or choose groups that differ in one key"
         )
     return pairing
 
 
-def show_comparison(a: Group, b: Group, limit: int) -> None:
+def show_comparison(a: results.Group, b: results.Group, limit: int) -> None:
     """Print the comparison of two groups, of at most `limit` pairs of questions (0: all); raises as `pairing_of`."""
     pairing = pairing_of(a, b)
     _show_groups(pairing, a, b)
@@ -87,19 +77,21 @@ def show_comparison(a: Group, b: Group, limit: int) -> None:
     _show_overall(figures)
 
 
-def _show_groups(pairing: Pairing, a: Group, b: Group) -> None:
+def _show_groups(pairing: results.Pairing, a: results.Group, b: results.Group) -> None:
     """Print what was asked, what is the same, what differs, and why a difference may come from something else."""
     sides = {"A": a, "B": b}
     for (side, group), alone in zip(sides.items(), pairing.alone, strict=True):
         rest = f", {counted(alone, 'question')} without a partner" if alone else ""
         paragraph(f"{side}: {counted(len(group.rows), 'launch')}{rest} ({group.word})", "")
-    same = {spelling(column): text_of(a.rows[column].iloc[0]) for column in pairing.same}
+    same = {results.spelling(column): results.text_of(a.rows[column].iloc[0]) for column in pairing.same}
     named = [f"{key}={same[key]}" for key in _MAIN if key in same]
     paragraph(f"same: {' '.join(named)}, {counted(len(same) - len(named), 'other key')}", "")
     machine = [column for column in map(str, a.rows) if column in b.rows and column.startswith(_ENVIRONMENT)]
-    machine = [column for column in machine if {*a.rows[column].map(text_of)} != {*b.rows[column].map(text_of)}]
+    machine = [
+        column for column in machine if {*a.rows[column].map(results.text_of)} != {*b.rows[column].map(results.text_of)}
+    ]
     if differ := [*pairing.compared, *machine]:
-        listed = [Column("differs", [spelling(column) for column in differ], "left")]
+        listed = [Column("differs", [results.spelling(column) for column in differ], "left")]
         for side, group in sides.items():
             listed.append(Column(side, [_several(group.rows, column) for column in differ], "left", 0, 8))
         out.print()
@@ -113,30 +105,27 @@ def _show_groups(pairing: Pairing, a: Group, b: Group) -> None:
             of_all = f"{len(disturbed)} of {counted(len(group.rows), 'launch')}"
             warn(f"{side}: the timing of {of_all} was disturbed ({some})")
     if machine:
-        warn(f"A and B ran on different {', '.join(map(spelling, machine))}: a difference may come from that")
+        warn(f"A and B ran on different {', '.join(map(results.spelling, machine))}: a difference may come from that")
 
 
 def _several(rows: pd.DataFrame, column: str, most: int = 4) -> str:
-    texts = list(dict.fromkeys(rows[column].map(text_of))) if column in rows else []
+    texts = list(dict.fromkeys(rows[column].map(results.text_of))) if column in rows else []
     return ",".join(texts[:most]) + (",..." if len(texts) > most else "")
 
 
 def _sides(figures: pd.DataFrame) -> Iterator[Column]:
     """Yield the columns of figures: medians and ranges over launches of each side, their ratio, and the verdict."""
-    lines = records(figures)
+    lines = results.records(figures)
     for side, name in zip("ab", "AB", strict=True):
         yield Column(name, [_number(line, side) for line in lines], importance=8, about="A, B: medians over launches.")
         ranges = [(_number(line, f"{side}_least"), _number(line, f"{side}_largest")) for line in lines]
         if any(low != high for low, high in ranges):
             texts = [f"{low} - {high}" if low != high else "" for low, high in ranges]
             yield Column(f"{name} range", texts, importance=3)
-    ratios = ["-" if is_missing(line["ratio"]) else _ratio(line["ratio"]) for line in lines]
+    ratios = ["-" if results.is_missing(line["ratio"]) else _ratio(line["ratio"]) for line in lines]
     yield Column("A/B", ratios, importance=8, about="A/B: of timings the geometric mean over launches.")
     interval = "verdict: of timings with the 95\u00a0% interval of A/B."
     yield Column("verdict", [_verdict(line) for line in lines], "left", 7, about=interval)
-    if any(line["verdict"] == "too noisy to say" for line in lines):
-        settled = "more launches: of each side, to settle a difference of this size; of one each, to see their spread."
-        yield Column("more launches", [_more(line) for line in lines], importance=4, about=settled)
 
 
 def _ratio(value: float) -> str:
@@ -146,20 +135,13 @@ def _ratio(value: float) -> str:
 
 
 def _number(line: dict[str, Any], key: str) -> str:
-    figure = FIGURES[line["figure"]]
+    figure = results.FIGURES[line["figure"]]
     return format(line[key], figure.form) if figure.kind == "fraction" else number(line[key], figure.form)
 
 
 def _verdict(line: dict[str, Any]) -> str:
-    known = not is_missing(line["low"]) and line["verdict"] != "equal"
+    known = not results.is_missing(line["low"]) and line["verdict"] != "equal"
     return f"{line['verdict']} [{line['low']:.3f}, {line['high']:.3f}]" if known else line["verdict"]
-
-
-def _more(line: dict[str, Any]) -> str:
-    """Return how many more launches would settle a comparison; - if it is settled."""
-    if line["verdict"] != "too noisy to say":
-        return "-"
-    return "> 100" if is_missing(line["more"]) else f"{line['more']:.0f}"
 
 
 def _show_overall(figures: pd.DataFrame) -> None:

@@ -19,30 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from microp import results
 from microp.job import NOT_ASKED
-from microp.mirror import is_running, remove
+from microp.mirror import remove
 from microp.records import attempts
-from microp.results import (
-    PointRow,
-    Runs,
-    SelectionError,
-    column_named,
-    find,
-    is_missing,
-    nothing_found,
-    read_groups,
-    recorded_point,
-    shown,
-    spelling,
-    split_outside_brackets,
-    swept,
-    when,
-)
 from microp.system import CommandParser
 from microp.terminal import run_comparison
 from microp.terminal.columns import CUT, Column, counted, paragraph, show
 from microp.terminal.console import error, note, out, warn
-from microp.terminal.run_table import results, swept_columns
+from microp.terminal.run_table import result_columns, swept_columns
 
 if TYPE_CHECKING:  # --help does without pandas
     import pandas as pd
@@ -78,33 +63,33 @@ def main(arguments: list[str] | None = None) -> int:
     options = _read_options(arguments)
     limit = (0 if options.csv else ROWS) if options.limit is None else options.limit
     try:
-        runs = find(options.words, options.all)
+        runs = results.find(options.words, options.all)
         if runs.rows.empty:
-            error(nothing_found(runs))
+            error(results.nothing_found(runs))
             return 1
         if options.delete:
             return delete(runs, options.all, options.yes)
         if runs.unreadable and (options.compare or options.csv):
             warn(f"left out, {counted(len(runs.unreadable), 'attempt')} cannot be read: {runs.unreadable[0]}")
-        names = split_outside_brackets(options.columns) if options.columns else []
+        names = results.split_outside_brackets(options.columns) if options.columns else []
         if options.compare and options.csv:
-            figures = run_comparison.pairing_of(*read_groups(options.compare, runs)).figures
+            figures = run_comparison.pairing_of(*results.read_groups(options.compare, runs)).figures
             figures = figures[figures["pair"] < limit] if limit else figures
             _write_csv(figures.drop(columns=["pair", "comparison"]))
         elif options.compare:
-            run_comparison.show_comparison(*read_groups(options.compare, runs), limit)
+            run_comparison.show_comparison(*results.read_groups(options.compare, runs), limit)
         elif names == ["help"]:
-            for name in dict.fromkeys(map(spelling, map(str, runs.rows))):
-                column = column_named(name, runs.rows)
+            for name in dict.fromkeys(map(results.spelling, map(str, runs.rows))):
+                column = results.column_named(name, runs.rows)
                 newest = next(iter(runs.rows[column].dropna()), None)
-                out.print(f"{name:32} {shown(newest, column)}", soft_wrap=True, markup=False)
+                out.print(f"{name:32} {results.shown(newest, column)}", soft_wrap=True, markup=False)
         elif options.csv:
-            chosen = [column_named(name, runs.rows) for name in names] or list(map(str, runs.rows))
+            chosen = [results.column_named(name, runs.rows) for name in names] or list(map(str, runs.rows))
             rows = runs.rows.loc[:, chosen][: limit or None].set_axis(names or chosen, axis="columns")
-            _write_csv(rows.assign(when=rows["when"].map(when)) if "when" in rows else rows)
+            _write_csv(rows.assign(when=rows["when"].map(results.when)) if "when" in rows else rows)
         else:
             show_list(runs, names, limit)
-    except SelectionError as problem:
+    except results.SelectionError as problem:
         error(str(problem))
         return 2
     return 0
@@ -143,19 +128,19 @@ def _write_csv(rows: pd.DataFrame) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(rows.columns)
     for row in rows.itertuples(index=False, name=None):
-        writer.writerow(json.dumps(v) if isinstance(v, list) else "" if is_missing(v) else v for v in row)
+        writer.writerow(json.dumps(v) if isinstance(v, list) else "" if results.is_missing(v) else v for v in row)
 
 
-def show_list(runs: Runs, names: Sequence[str], limit: int) -> None:
+def show_list(runs: results.Runs, names: Sequence[str], limit: int) -> None:
     """Print a table of at most `limit` runs (0: all) and what is to be said about them.
 
     Without `names` its columns are time, name, status, the keys that differ, and the main figures.
     """
     rows = runs.rows[: limit or None]
-    points = [recorded_point(runs.nested[folder]) for folder in rows["folder"]]
-    chosen = [_column(name, rows[column_named(name, runs.all)]) for name in names] or [
+    points = [results.recorded_point(runs.nested[folder]) for folder in rows["folder"]]
+    chosen = [_column(name, rows[results.column_named(name, runs.all)]) for name in names] or [
         *_keys(rows, points),
-        *(column for column in results(points) if column.name in SHOWN),
+        *(column for column in result_columns(points) if column.name in SHOWN),
     ]
     states = ", ".join(f"{count} {status}" for status, count in runs.rows["status"].value_counts().items())
     of_all = f"{len(runs.rows)} of " if runs.filters else ""
@@ -180,41 +165,31 @@ def show_list(runs: Runs, names: Sequence[str], limit: int) -> None:
 
 def _column(name: str, values: pd.Series) -> Column:
     numbers = values.name != "started" and values.dropna().map(lambda value: isinstance(value, int | float)).all()
-    texts = [shown(value, str(values.name)) for value in values]
+    texts = [results.shown(value, str(values.name)) for value in values]
     return Column(name, texts, "right" if numbers else "left", 0, None if numbers else 8)
 
 
-def _keys(rows: pd.DataFrame, points: Sequence[PointRow]) -> Iterator[Column]:
+def _keys(rows: pd.DataFrame, points: Sequence[results.PointRow]) -> Iterator[Column]:
     """Yield the columns that tell runs apart: when, which, and the keys that differ."""
-    yield Column("when", [when(started, "%m-%d %H:%M") for started in rows["started"]], "left", 70)
+    yield Column("when", [results.when(started, "%m-%d %H:%M") for started in rows["started"]], "left", 70)
     yield Column("run", list(rows["run_id"]), "left", 100, about="run: schedule, m chunks, k ranks, r replicas.")
     if {*rows["attempt"]} != {"attempt-1"}:
         yield Column("attempt", [name.removeprefix("attempt-") for name in rows["attempt"]], "left", 91)
     configs = [{key: value for key, value in point.config.items() if key not in NOT_ASKED} for point in points]
-    for key in swept_columns(swept(configs, _FIRST)):
+    for key in swept_columns(results.swept(configs, _FIRST)):
         if key.name not in _IN_ID and not key.name.endswith(".builder"):
             yield replace(key, importance=55)
 
 
-def delete(runs: Runs, single: bool, yes: bool) -> int:
+def delete(runs: results.Runs, single: bool, yes: bool) -> int:
     """Delete runs and return the exit code: 0; 1 if not everything was deleted; 2 if there is nobody to ask.
 
     A row of `runs` stands for all attempts of its run, or if `single` for its attempt alone. With `yes`, do not ask.
     """
-    doomed: dict[str, list[Path]] = {}  # of each folder that is listed the attempts that go with it
-    for folder in map(Path, runs.rows["folder"]):
-        siblings = [folder] if single else attempts(folder.parent)
-        running = [attempt for attempt in siblings if is_running(attempt)]
-        for attempt in running:
-            note(f"kept, because it runs or may run: {attempt}")
-        if not running:
-            doomed[str(folder)] = siblings
-    if not doomed:
-        error("nothing to delete: all of these runs run")
-        return 1
-    show_list(runs._replace(rows=runs.rows[runs.rows["folder"].isin(doomed)]), (), 0)
-    flat = [attempt for siblings in doomed.values() for attempt in siblings]
-    summary = f"{counted(len(flat), 'attempt')}, with W&B's files of them on this disk"
+    folders = map(Path, runs.rows["folder"])
+    doomed = [attempt for folder in folders for attempt in ([folder] if single else attempts(folder.parent))]
+    show_list(runs, (), 0)
+    summary = f"{counted(len(doomed), 'attempt')}, with W&B's files of them on this disk, but none that runs or may run"
     if not yes and not sys.stdin.isatty():
         error(f"nothing was deleted, because nobody can be asked here: add --yes to delete {summary}")
         return 2
@@ -222,11 +197,11 @@ def delete(runs: Runs, single: bool, yes: bool) -> int:
         note("nothing was deleted")
         return 1
     try:
-        left = [attempt for attempt in flat if not remove(attempt)]
+        left = [attempt for attempt in doomed if not remove(attempt)]
     except OSError as problem:
         error(f"{problem}: what comes after it was not deleted")
         return 1
     for attempt in left:
-        note(f"kept, because it has been started or deleted meanwhile: {attempt}")
-    note(f"deleted {counted(len(flat) - len(left), 'attempt')}; a sweep that planned them runs them again")
+        note(f"kept, because its run runs or may run: {attempt}")
+    note(f"deleted {counted(len(doomed) - len(left), 'attempt')}; a sweep that planned them runs them again")
     return 1 if left else 0

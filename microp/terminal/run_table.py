@@ -18,17 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from microp import results
 from microp.records import clocks_text, read_traced_step
-from microp.results import (
-    PointRow,
-    asked,
-    one_process,
-    parts_of,
-    same,
-    swept,
-    unscaled,
-    verdicts,
-)
 from microp.terminal.columns import Column, extremes, number, paragraph, show
 from microp.terminal.console import draw, error, out
 from microp.trace import timeline
@@ -39,7 +30,7 @@ LONG_PART = 4  # rows of a part of a sweep: parts with as many, on average, have
 LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
 
 
-def show_runs(rows: Sequence[PointRow], whole: str) -> None:
+def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
     """Print what was asked, the table, what its columns mean, and the failures.
 
     `rows` are the points that have a summary, at least one; the file `whole` has every column.
@@ -48,15 +39,15 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key="finished".__ne__))
     heading = f"{states[0]}:" if len(rows) == 1 else f"{counts}, the same in all:"
     configs, typed = [row.config for row in rows], [row.overrides for row in rows]
-    paragraph(" ".join([heading, *same(configs, typed[0])]), style="")
-    columns, parts = asked(configs, typed), parts_of(configs, typed)
+    paragraph(" ".join([heading, *results.same(configs, typed[0])]), style="")
+    columns, parts = results.asked(configs, typed), results.parts_of(configs, typed)
     names, headings = [" ".join(point) for point in zip(*parts.values(), strict=True)], {}
     if parts and len(rows) >= LONG_PART * len({*names}):
         order = sorted(range(len(rows)), key=lambda place: names.index(names[place]))
         rows, names = [rows[place] for place in order], [names[place] for place in order]
         columns = {key: [texts[place] for place in order] for key, texts in columns.items() if key not in parts}
         headings = {names.index(name): f"{name}: {_about_part(name, names, rows, columns)}" for name in names}
-    show([*swept_columns(columns), *results(rows)], whole, headings)
+    show([*swept_columns(columns), *result_columns(rows)], whole, headings)
     if disturbed := [row for row in rows if row.disturbed]:
         several = len(rows) > 1
         which = f"{len(disturbed)} of {len(rows)} runs" if several else "this run"
@@ -67,16 +58,16 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
         if kinds.keys() <= {"nominal", "overruns"}:
             remedy = "the real work takes longer than it was told: use longer times, or a smaller model.dim"
         paragraph(f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
-    for sentence in (*verdicts(rows), *one_process(rows)):
+    for sentence in (*results.verdicts(rows), *results.one_process(rows)):
         paragraph(sentence, style="")
     for row in rows:
         if row.message and len(rows) > 1:  # a single failure has just been shown
             error(f"{row.folder}: {row.message}")
 
 
-def _about_part(part: str, parts: Sequence[str], rows: Sequence[PointRow], columns: Container[str]) -> str:
+def _about_part(part: str, parts: Sequence[str], rows: Sequence[results.PointRow], columns: Container[str]) -> str:
     """Return what is the same in all rows of a part, but not in the other parts, and has no column."""
-    texts = {key: values for key, values in swept([row.config for row in rows]).items() if key not in columns}
+    texts = {key: values for key, values in results.swept([row.config for row in rows]).items() if key not in columns}
     own = {key: {value for value, name in zip(texts[key], parts, strict=True) if name == part} for key in texts}
     return " ".join(f"{key}={min(values)}" for key, values in own.items() if len(values) == 1)
 
@@ -105,14 +96,14 @@ class Result(NamedTuple):
 
     name: str  # the heading
     importance: int  # columns of the lowest importance are left out first
-    value: Callable[[PointRow], str | None]  # what a row has in the column
-    about: str | Callable[[Sequence[PointRow]], str] = ""  # what it means, for the rows that are shown
+    value: Callable[[results.PointRow], str | None]  # what a row has in the column
+    about: str | Callable[[Sequence[results.PointRow]], str] = ""  # what it means, for the rows that are shown
     without: str = "-"  # the text of a row that has nothing
 
 
-def results(rows: Sequence[PointRow]) -> Iterator[Column]:
+def result_columns(rows: Sequence[results.PointRow]) -> Iterator[Column]:
     """Yield the columns in which at least one of the rows has something."""
-    unknown = unscaled([row.config for row in rows])
+    unknown = results.unscaled([row.config for row in rows])
     for name, importance, value, about, without in _RESULTS:
         if name in ("samples/s", "tokens/s") and unknown:
             continue
@@ -123,10 +114,10 @@ def results(rows: Sequence[PointRow]) -> Iterator[Column]:
             yield replace(column, about=meaning, **_LOOKS.get(name, {}))
 
 
-def _figure(form: Callable[[float], str], keys: str) -> Callable[[PointRow], str | None]:
+def _figure(form: Callable[[float], str], keys: str) -> Callable[[results.PointRow], str | None]:
     """Return the function that writes the number below these keys of a summary; of older ones, some lack it."""
 
-    def value(row: PointRow) -> str | None:
+    def value(row: results.PointRow) -> str | None:
         figure: Any = row.summary
         for key in keys.split("."):
             figure = (figure or {}).get(key)
@@ -139,7 +130,7 @@ def _milliseconds(value: float) -> str:
     return number(value, ".1f" if value >= 10 else ".2f")
 
 
-def _spread(row: PointRow) -> str | None:
+def _spread(row: results.PointRow) -> str | None:
     step = row.summary["step_ms"]
     return f"{_milliseconds(step['p10'])} - {_milliseconds(step['p90'])}" if step else None
 
@@ -147,17 +138,17 @@ def _spread(row: PointRow) -> str | None:
 _FORMULAS = (("bubble", "closed_form"), ("predicted", "bubble"))  # of older summaries, some lack them
 
 
-def _formula(row: PointRow) -> str | None:
+def _formula(row: results.PointRow) -> str | None:
     form, priced = ((row.summary.get(key) or {}).get(name) for key, name in _FORMULAS)
     return f"~{priced:.3f}" if form is None and priced is not None else None if form is None else f"{form:.3f}"
 
 
-def _about_formula(rows: Sequence[PointRow]) -> str:
+def _about_formula(rows: Sequence[results.PointRow]) -> str:
     is_simulated = any((_formula(row) or "").startswith("~") for row in rows)
     return f"formula: the bubble by the closed form{'; ~: simulated, as there is none' * is_simulated}."
 
 
-def _peaks(row: PointRow) -> str | None:
+def _peaks(row: results.PointRow) -> str | None:
     if row.config["profile"] and row.summary["device"] == "emulated":
         return None  # of the small model that stands in for the profile's
     peaks = row.summary["peak_memory_mib"] or ()
@@ -166,32 +157,32 @@ def _peaks(row: PointRow) -> str | None:
     return " ".join(number(peak, ".1f") for peak in peaks) or None
 
 
-def _of_peak(row: PointRow) -> str | None:
+def _of_peak(row: results.PointRow) -> str | None:
     at_peak, step = (row.summary.get("predicted") or {}).get("at_peak_ms"), row.summary["step_ms"]
     return f"{100 * at_peak / step['median']:.0f} %" if at_peak and step else None
 
 
-def _tokens(row: PointRow) -> str | None:
+def _tokens(row: results.PointRow) -> str | None:
     context, rate = row.config["model"].get("context"), row.summary.get("samples_per_s")
     return f"{context * rate:,.0f}" if context and rate else None
 
 
-def _loss(row: PointRow) -> str | None:
+def _loss(row: results.PointRow) -> str | None:
     if not (loss := row.summary["loss"]):
         return None
     return " → ".join("not finite" if loss[key] is None else format(loss[key], ".2f") for key in ("first", "last"))
 
 
-def _status(row: PointRow) -> str | None:
+def _status(row: results.PointRow) -> str | None:
     return None if row.summary["status"] == "finished" else str(row.summary["status"])
 
 
-def _disturbed(row: PointRow) -> str | None:
+def _disturbed(row: results.PointRow) -> str | None:
     """Return the first reason; the table's file has all of them."""
     return row.disturbed[0].text.partition(",")[0] if row.disturbed else None
 
 
-def _about_torch(rows: Sequence[PointRow]) -> str:
+def _about_torch(rows: Sequence[results.PointRow]) -> str:
     """Return which order torch ran where it has none like microp's."""
     compared = [row.summary for row in rows if row.summary["engines"]]
     orders = {

@@ -1,4 +1,4 @@
-"""More of what a user types: replicas, the commands that are printed, the self-check, the harness's own cost."""
+"""More of what a user types: replicas, the commands that are printed, the self-check."""
 
 import re
 import shlex
@@ -9,7 +9,6 @@ from user import SMALL, ran, read
 import microp as microp_package
 from analysis import timeline
 from microp import check as command
-from microp import null_stages
 from microp.commands import self_checks
 from microp.worker import monolith
 
@@ -99,12 +98,3 @@ def test_a_wrong_gradient_and_memory_that_does_not_fall_fail(monkeypatch, tmp_pa
     monkeypatch.setattr(self_checks, "launch_ranks", lambda *_: {})
     monkeypatch.setattr(self_checks, "read_rows", lambda *_: next(rows))
     assert not self_checks.check_memory(tmp_path)[0]
-
-
-def test_every_transport_and_torch_get_a_line(capsys):
-    assert null_stages.main(["--steps", "3"]) == 0
-    said = capsys.readouterr().out
-    for name in ("shm", "tcp", "gloo", r"torch \(gloo\)"):
-        [(action, there_and_back)] = re.findall(rf"^{name}\s+([\d.]+) µs\s+(\d+) µs$", said, re.MULTILINE)
-        assert float(action) > 0
-        assert float(there_and_back) > 0

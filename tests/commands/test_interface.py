@@ -185,7 +185,7 @@ def test_a_rank_that_fails_is_a_run_error_with_its_message(monkeypatch, tmp_path
 
 def test_a_process_that_fails_is_a_run_error_and_the_next_run_works(tmp_path, monkeypatch):
     """Weights of 16 TB fit into no memory; here they are not refused before a process starts."""
-    monkeypatch.setattr(config_checks, "memory_bytes", lambda: 2**60)
+    monkeypatch.setattr(config_checks.system, "memory_bytes", lambda: 2**60)
     words = [*SMALL, "chunks=2", "tracking=disabled", f"output_dir={tmp_path}"]
     with pytest.raises(microp.RunError, match="can't allocate memory"):
         microp.measure(*words, "model.dim=1000000")

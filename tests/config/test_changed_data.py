@@ -29,8 +29,8 @@ def test_between_two_sweeps_and_in_the_table_of_both(text):
     text.write_text("once upon a  time " * 100)
     changed = ran("-m", "seed=1,2,3", *WORDS, folder=text.parent)
     before, after = " ".join(changed.stderr.split()).split("warning: data.path=a.txt ")[1:]
-    assert before.startswith("holds 1800 bytes, written 20")
-    assert ", but 2 runs read 1700 bytes, written 20" in before
+    assert before.startswith("has changed: 2 runs read 1700 bytes, written 20")
+    assert "; it holds 1800 bytes, written 20" in before
     assert after.startswith("has changed: 2 runs read 1700 bytes, written 20")
     assert ", 1 run read 1800 bytes, written 20" in after
     found = load_runs(text.parent / "outputs")["env.data.start"]
@@ -47,7 +47,7 @@ def test_while_a_run_reads_it(text, monkeypatch, capsys):
     monkeypatch.setattr(worker, "run_threads", changing)
     run = api.measure(*WORDS)
     assert run.summary["status"] == "finished"
-    assert "data.path=a.txt changed while the run read it: it held 1700 bytes, written 20" in capsys.readouterr().err
+    assert "data.path=a.txt has changed: 1 run read 1700 bytes, written 20" in capsys.readouterr().err
     data = json.loads((run.folder / "env.json").read_text())["data"]
     assert (data["start"][:10], data["end"][:8]) == ("1700 bytes", "14 bytes")
 
@@ -57,8 +57,8 @@ def test_since_the_snapshot_from_which_a_run_goes_on(text):
     assert len(about_resumed([job])) == 1
     text.write_text("once upon a  time " * 100)
     _, changed = about_resumed([job])
-    assert changed.startswith("data.path=a.txt holds 1800 bytes")
-    assert "but 1 run read 1700 bytes" in changed
+    assert changed.startswith("data.path=a.txt has changed: 1 run read 1700 bytes")
+    assert "; it holds 1800 bytes" in changed
 
 
 SECRETS = {"SLURM_JWT": "canary-slurm", "AWS_SECRET_ACCESS_KEY": "canary-aws", "PLAIN": "canary-plain"}

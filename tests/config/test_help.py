@@ -81,8 +81,8 @@ def test_the_readme_s_table_of_sweeps_is_what_their_files_say():
 
 
 COMMANDS = (
-    *("microp.check", "microp.dashboard", "microp.labs.__main__", "microp.labs.memory_wall", "microp.null_stages"),
-    *("microp.import_trace", "microp.runs", "microp.tracking", "analysis.__main__", "analysis.sweep"),
+    *("microp.check", "microp.dashboard", "microp.labs.__main__", "microp.labs.memory_wall", "microp.import_trace"),
+    *("microp.runs", "microp.tracking", "analysis.__main__", "analysis.sweep"),
     "analysis.timeline",
 )
 

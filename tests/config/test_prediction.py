@@ -38,9 +38,10 @@ def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
     assert path.read_text().startswith("# Times of mlp on ")
     assert f"outputs/profiles/{path.name}" in done.stdout
     assert "mlp: one layer of 4, ms per microbatch" in done.stdout
-    assert "seconds=1 leaves no time for one rank alone, tcp, gloo, torch: " in done.stderr
-    assert re.search(r"this took \d+ s, longer than seconds=1: ", done.stderr)
-    assert "gloo: hop " not in done.stdout
+    left_out = re.search(r"seconds=1 leaves no time for (.*): not measured, and not in the profile", done.stderr)
+    named = left_out.group(1).split(", ") if left_out else []
+    for other in ("tcp", "gloo", "torch"):  # how many there is time for depends on the machine
+        assert (other in named) == (f"{other}: hop " not in done.stdout)
     assert [line.partition(":")[0] for line in whole if ": hop " in line] == ["shm", "tcp", "gloo", "torch"]
     assert "peak of a rank: " in done.stdout
 

@@ -5,9 +5,9 @@ import shlex
 
 import pytest
 from profiled import written
-from stored import amend, store_run
+from stored import store_run
 from typed import type_in
-from user import SMALL, microp, ran, read
+from user import SMALL, microp, ran
 
 from microp.commands.interface import measure
 from microp.config import ConfigError, job_of
@@ -34,20 +34,12 @@ def dry(tmp_path, monkeypatch, capsys):
     return run
 
 
-def record(outputs, words: list[str], seconds: float) -> None:
-    """A finished run that took this long."""
-    run = store_run(outputs, *words)
-    path = outputs / "runs" / run / "attempt-1" / "status.json"
-    amend(path, ended=read(path)["started"] + seconds)
-
-
 def files(folder) -> list[str]:
     return sorted(str(path) for path in folder.rglob("*"))
 
 
 def test_each_point_has_its_state_its_steps_and_its_predicted_time(dry, tmp_path):
-    """Measured where the question has been run, with nominal times where it has not, and none on a real device."""
-    record(tmp_path / "outputs", ["chunks=2", *WORDS], 7.0)
+    store_run(tmp_path / "outputs", "chunks=2", *WORDS)
     before = files(tmp_path)
     code, rows, text = dry("repeat=0,1", "chunks=2,4,400", *WORDS)
     assert code == 2
@@ -56,12 +48,12 @@ def test_each_point_has_its_state_its_steps_and_its_predicted_time(dry, tmp_path
         "done - -",
         "to run 5 0.8 s",  # 5 steps of (4 + 1) x 30 ms: a warm-up step, 3 measured ones, one for the memory
         "invalid - -",
-        "to run 5 7.0 s",  # another launch of the question that took 7 s
+        "to run 5 0.4 s",  # 5 steps of (2 + 1) x 30 ms
         "to run 5 0.8 s",
         "invalid - -",
     ]
-    assert "1 done, 2 invalid, 3 to run: 15 steps, about 8.5 s. Nothing was started." in text
-    assert "error: chunks=400 is more than batch_size=8 has rows: use at most 8 (2 of 6 points)" in text
+    assert "1 done, 2 invalid, 3 to run: 15 steps, about 1.9 s. Nothing was started." in text
+    assert "error: chunks=400 is more than batch_size=8 has rows: use at most 8" in text
     assert files(tmp_path) == before
     code, rows, _ = dry("chunks=2", *WORDS, "again=true")
     assert (code, rows[0].split()[:2]) == (0, ["to", "run"])

@@ -60,7 +60,7 @@ def test_an_error_outside_of_the_ranks_is_recorded_and_stops_the_sweep(typed, mo
     def failing(*_):
         raise ZeroDivisionError("no steps\nat all")
 
-    monkeypatch.setattr(records, "changed_while", failing)
+    monkeypatch.setattr(records, "changed_data", failing)
     code, _, errors = typed("-m", "seed=1,2", *THREADS)
     said = "error: the sweep stops: ZeroDivisionError: no steps at all (HYDRA_FULL_ERROR=1 shows where)"
     assert (code, errors) == (1, [said])
@@ -148,7 +148,7 @@ def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path):
     words = ("-cd", ".", "schedule=mine")
     short = microp(*words, folder=tmp_path)
     assert (short.returncode, short.stderr.count("\n")) == (2, 1)
-    assert "RuntimeError: it fails" in short.stderr
+    assert "failed for ranks=2, chunks=4: it fails" in short.stderr
     for more, environment in (((), {"HYDRA_FULL_ERROR": "1"}), (("hydra.verbose=true",), {})):
         done = microp(*words, *more, folder=tmp_path, **environment)
         assert done.returncode == 2

@@ -42,7 +42,7 @@ class FakeSlurm:
         monkeypatch.setattr(slurm_sweep, "subprocess", SimpleNamespace(run=self.squeue, DEVNULL=None))
         monkeypatch.setattr(slurm_sweep.time, "sleep", lambda _: None)
         monkeypatch.setattr(slurm_sweep, "SETTLE_S", 0)
-        monkeypatch.setattr(config_checks, "no_slurm", list)
+        monkeypatch.setattr(config_checks.settings, "no_slurm", list)
 
     def submit(self, job):
         if next(self.numbers) in self.refuses:

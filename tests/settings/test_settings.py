@@ -54,8 +54,6 @@ def test_runs_are_followed_online_and_a_wrong_word_in_the_environment_is_one_pro
     wandb_environment(MODE="sometimes")
     [problem] = ASKED_NOTHING.resolved().problems()
     assert problem.startswith("tracking.mode=sometimes is not one of offline, online, disabled")
-    old = TrackingSettings.recorded({"mode": "offline", "project": "microp", "entity": None, "tags": []})
-    assert (old.dir, old.follow, old.system_metrics) == (None, None, False)
 
 
 SGD = SgdSettings("sgd", 0.0, "constant", 0, 0.9)

@@ -105,12 +105,12 @@ def test_the_page_that_the_footer_names_defines_every_column():
     syncs = {"ratio": {"ddp/torch_ddp": 0.9}, "step_ms": {"ddp": {"median": 9.0}, "torch_ddp": {"median": 10.0}}}
     full = row("", engines=ENGINES, syncs=syncs, step_ms=WIDE, predicted={"step_ms": 1.0, "at_peak_ms": 232.2})
     full.config["model"]["context"] = 10
-    columns = [column.name for column in run_table.results([full, row("", status="failed")])]
+    columns = [column.name for column in run_table.result_columns([full, row("", status="failed")])]
     assert len(columns) == 20
-    shown = {column.name: column.values[0] for column in run_table.results([full])}
+    shown = {column.name: column.values[0] for column in run_table.result_columns([full])}
     assert (shown["tokens/s"], shown["of peak"]) == ("41,809", "25 %")
     priced = row("", bubble={"measured": 0.3, "closed_form": None}, predicted={"bubble": 0.25})
-    assert [column.values for column in run_table.results([priced]) if column.name == "formula"] == [["~0.250"]]
+    assert [column.values for column in run_table.result_columns([priced]) if column.name == "formula"] == [["~0.250"]]
     assert [name for name in (*columns, *DISTURBANCES) if f"`{name}`" not in page] == []
 
 
