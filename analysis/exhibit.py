@@ -68,8 +68,8 @@ def not_fitted(what: str) -> str:
 
 
 def kind_of(device: str) -> str:
-    """Return the kind of computation on a device: "emulated" or "real compute"."""
-    return "emulated" if device == "emulated" else "real compute"
+    """Return the kind of computation on a device: "emulated", "imported" if another program ran it, "real compute"."""
+    return {"emulated": "emulated", "foreign": "imported"}.get(device, "real compute")
 
 
 def distance(measured: pd.Series[float], expected: pd.Series[float], digits: int = 1) -> str:

@@ -62,10 +62,11 @@ def answer(runs: pd.DataFrame) -> str:
     runs = runs[runs["chunks"] == chunks].assign(point=runs["schedule"])
     what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
     told, table = fastest(runs, TIME, "ms per step", what)
-    of_point = table.assign(chunks=chunks, checkpointing="never", schedule=table["point"])
-    best = table[_front(of_point, runs, "activation_mib")].sort_values("activation_mib")
-    if len(best) > 1 and not table["disturbed"].all():
-        told.append(f"the best compromises, from the least memory to the shortest step: {listed(list(best['point']))}")
+    quiet = table[~table["disturbed"].astype(bool)]
+    of_point = quiet.assign(chunks=chunks, checkpointing="never", schedule=quiet["point"])
+    best = quiet[_front(of_point, runs, "activation_mib")].sort_values("activation_mib") if len(quiet) else quiet
+    if len(best) > 1:
+        told.append(f"the best compromises of those, from the least memory on: {listed(list(best['point']))}")
     return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
 
 

@@ -253,8 +253,10 @@ def _notes(plan: Plan, found: Found) -> list[str]:
             "actions and hops cost nothing besides, so many small microbatches look faster than they are; "
             f"{profile_command(plan.config)} measures them"
         )
-    elif plan.config.profile is None and "row" not in getattr(plan.config.device, "per", ["row"]):
-        notes.append("the nominal times are per microbatch, whatever its rows: device.per=[layer,row] counts them")
+    elif plan.config.profile is None and plan.config.device.is_emulated:
+        of_what = {"row": "microbatch, whatever its rows", "layer": "stage, whatever its layers"}
+        if lacking := [of_what[name] for name in of_what if name not in getattr(plan.config.device, "per", ())]:
+            notes.append(f"the nominal times are per {', and per '.join(lacking)}: device.per=[layer,row] counts them")
     choices = [priced.choice for priced in found.front]
     rows = {plan.config.batch_size / choice.replicas / choice.chunks for choice in choices}
     if used_profile(plan.config) is not None:

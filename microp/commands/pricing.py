@@ -35,7 +35,7 @@ from microp.config import (
 )
 from microp.job import run_id
 from microp.points import Point, PointsCallback, run_app
-from microp.results import asked, same, spans_frame
+from microp.results import asked, same, spans_frame, unscaled
 from microp.schedule import spread, to_text, to_torch_csv
 from microp.simulator import Simulated, closed_forms, critical_path, simulate
 from microp.system import GIB, MIB
@@ -259,6 +259,11 @@ def show_prices(points: Sequence[Priced]) -> None:
         for name, importance, text, meaning in _COLUMNS
     ]
     show_columns([*swept_columns(asked(configs, [point.overrides for point in points])), *results], WHOLE)
+    has_units = all(config["device"]["name"] in ("cpu", "cuda") and not config["profile"] for config in configs)
+    if has_units and len({config["chunks"] for config in configs}) > 1:
+        console.warn("a cost is of a microbatch, whatever its rows: compare bubbles, or makespans of equal chunks")
+    elif reason := unscaled(configs):
+        console.warn(reason)
     if len(prices) == 1:
         _show_timeline(prices[0])
     folders = [price["folder"] for price in prices if price["folder"]]

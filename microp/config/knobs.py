@@ -47,7 +47,12 @@ def _rules(config: schema.Config) -> dict[str, Unused]:
     speeds = device.is_emulated or is_computed(partition)
     rules = [  # whether it holds, the knobs, what does not use them, what would
         (config.replicas == 1, ["sync"], "replicas=1", "replicas=2 or more"),
-        (bool(no_sums), ["device.reduce_ms"], "replicas=1", "replicas=2 or more, or a schedule with copies"),
+        (
+            bool(no_sums),
+            ["device.reduce_ms"],
+            f"schedule={schedule} replicas=1",
+            "replicas=2 or more, or a schedule with copies",
+        ),
         (config.sync.name == "torch_ddp", ["sync.first_bucket_mb"], "sync=torch_ddp, where it is 1", "sync=ddp"),
         (config.checkpointing.name != "segments", ["checkpointing.segments"], policy, "checkpointing=segments"),
         (config.checkpointing.segments == 0, ["device.recompute_ms"], policy, "checkpointing=always"),

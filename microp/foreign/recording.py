@@ -26,10 +26,15 @@ ZEROS: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 
 
 def step_rows(traced: Traced) -> list[list[records.StepRow]]:
     """Return the rows of all steps, each with one row per rank; a recomputation is in its backward."""
-    return [[_row(step, *each) for each in zip(rows, traced.lanes, strict=True)] for step, rows in traced.steps.items()]
+    of_steps = []
+    for step, rows in traced.steps.items():
+        first = min(row.spans[0].start for row in rows)  # where no range of a step says when it began
+        began = [row.began if lane.of("step") else first for row, lane in zip(rows, traced.lanes, strict=True)]
+        of_steps.append([_row(step, *each) for each in zip(began, rows, traced.lanes, strict=True)])
+    return of_steps
 
 
-def _row(step: int, row: RankStep, lane: Lane) -> Any:
+def _row(step: int, began: int, row: RankStep, lane: Lane) -> Any:
     lengths: dict[str, list[float]] = defaultdict(list)
     for span in row.spans:
         lengths[f"{span.stage}{span.op}"].append((span.end - span.start) / 1e6)
@@ -38,8 +43,8 @@ def _row(step: int, row: RankStep, lane: Lane) -> Any:
     return {
         **ZEROS,
         **{"phase": "measured", "step": step, "rank": row.spans[0].rank, "engine": FOREIGN},
-        **{"began_ns": row.began, "ended_ns": row.ended, "first_start_ns": row.spans[0].start, "last_end_ns": last},
-        **{"step_ms": (row.ended - row.began) / 1e6, "pipeline_ms": (last - row.began) / 1e6, "wait_ms": wait / 1e6},
+        **{"began_ns": began, "ended_ns": row.ended, "first_start_ns": row.spans[0].start, "last_end_ns": last},
+        **{"step_ms": (row.ended - began) / 1e6, "pipeline_ms": (last - began) / 1e6, "wait_ms": wait / 1e6},
         "ended": row.ended / 1e9 if row.ended > 10**18 else lane.file.stat().st_mtime,  # seconds since 1970
         "optimizer_ms": row.optimizer / 1e6,
         "compute_ms": sum(map(sum, lengths.values())),
@@ -96,7 +101,7 @@ def record(
     summary = records.summarise(job, attempt, "finished")
     summary |= dict.fromkeys(("batch_size", "samples_per_s", "seed", "loss"))
     peaks = [peak / len(schedule.stages_of(rank)) for rank, peak in in_flight_peak(traced.spans[last]).items()]
-    summary |= {"comms": FOREIGN, "checkpointing": FOREIGN, "in_flight_peak": peaks}
+    summary |= {"comms": FOREIGN, "checkpointing": FOREIGN, "device": FOREIGN, "in_flight_peak": peaks}
     records.write_json(attempt / "summary.json", summary)
     records.write_json(attempt / "status.json", {**status, "status": "finished"})
     return attempt, summary

@@ -34,8 +34,10 @@ def workload_of(asked: Any, schedule: Schedule, sizes: Sequence[int], backend: s
     """
     rows = unit_rows(spread(asked.batch_size, max(asked.replicas, 1))[replica], schedule)
     holds = settings.transport_holds(backend, asked.device, asked.replicas > 1 and asked.sync.has_buckets)
-    layers = tuple(sizes) * schedule.copies
-    return Workload(schedule, layers, rows, asked.checkpointing, asked.optimizer.states, holds)
+    layers, checkpointing = tuple(sizes) * schedule.copies, asked.checkpointing
+    if len(checkpointing.spared(schedule.units)) == schedule.units:  # none is recomputed
+        checkpointing = settings.NEVER
+    return Workload(schedule, layers, rows, checkpointing, asked.optimizer.states, holds)
 
 
 def unit_rows(rows: int, schedule: Schedule) -> tuple[int, ...]:

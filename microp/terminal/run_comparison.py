@@ -59,11 +59,17 @@ def show_comparison(a: results.Group, b: results.Group, limit: int) -> None:
     pairing = pairing_of(a, b)
     _show_groups(pairing, a, b)
     figures = pairing.figures
-    decides = "samples_per_s" if "config.batch_size" in pairing.compared else "step_ms"  # the batches differ
+    sides = [row for group in (a, b) for row in results.records(group.rows)]
+    if reason := results.unscaled({key.removeprefix("config."): row[key] for key in row} for row in sides):
+        warn(reason)
+        figures = figures[figures["figure"] != "samples_per_s"]
+    decides = (
+        "samples_per_s" if "config.batch_size" in pairing.compared and not reason else "step_ms"
+    )  # the batches differ
     main = figures[figures["figure"] == decides]
     if figures["pair"].nunique() == 1:
         show([Column("figure", list(figures["figure"]), "left", 9), *_sides(figures)], "--csv")
-        if comparison := main["comparison"].iloc[0]:
+        if (comparison := main["comparison"].iloc[0]) and not reason:
             per = "step" if decides == "step_ms" else "sample"
             some = "; disturbed launches are among them" if any((*a.rows["disturbed"], *b.rows["disturbed"])) else ""
             paragraph(f"time per {per}: {comparison.sentence(a.word, b.word)}{some}", "bold")

@@ -172,13 +172,15 @@ def _column(name: str, values: pd.Series) -> Column:
 def _keys(rows: pd.DataFrame, points: Sequence[results.PointRow]) -> Iterator[Column]:
     """Yield the columns that tell runs apart: when, which, and the keys that differ."""
     yield Column("when", [results.when(started, "%m-%d %H:%M") for started in rows["started"]], "left", 70)
-    yield Column("run", list(rows["run_id"]), "left", 100, about="run: schedule, m chunks, k ranks, r replicas.")
+    yield Column(
+        "run", list(rows["run_id"]), "left", 100, is_key=True, about="run: schedule, m chunks, k ranks, r replicas."
+    )
     if {*rows["attempt"]} != {"attempt-1"}:
-        yield Column("attempt", [name.removeprefix("attempt-") for name in rows["attempt"]], "left", 91)
+        yield Column("attempt", [name.removeprefix("attempt-") for name in rows["attempt"]], "left", 91, is_key=True)
     configs = [{key: value for key, value in point.config.items() if key not in NOT_ASKED} for point in points]
     for key in swept_columns(results.swept(configs, _FIRST)):
         if key.name not in _IN_ID and not key.name.endswith(".builder"):
-            yield replace(key, importance=55)
+            yield replace(key, importance=35)
 
 
 def delete(runs: results.Runs, single: bool, yes: bool) -> int:

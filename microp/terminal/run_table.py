@@ -26,6 +26,7 @@ from microp.trace import timeline
 
 SWEPT = 79  # importance of the columns of swept keys: step ms, bubble, peak and ratios stay longer
 LONG = 8  # characters to which values of keys may be shortened
+MOSTLY_WORK = 0.5  # the share of real work in an emulated action from which that is why it takes too long
 LONG_PART = 4  # rows of a part of a sweep: parts with as many, on average, have headings instead of a column
 LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
 
@@ -54,10 +55,11 @@ def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
         remedy = f"run again{' with again=true' if several else ''} on an idle machine"
         if any(row.is_crowded for row in disturbed):
             remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
-        kinds = dict.fromkeys(reason.kind for row in disturbed for reason in row.disturbed)
-        if kinds.keys() <= {"nominal", "overruns"}:
+        kinds = {reason.kind: reason.kind if several else reason.text for row in disturbed for reason in row.disturbed}
+        works = [(row.summary.get("nominal") or {}).get("work", 0) for row in disturbed]
+        if max(works) > MOSTLY_WORK and kinds.keys() & {"nominal", "overruns"}:
             remedy = "the real work takes longer than it was told: use longer times, or a smaller model.dim"
-        paragraph(f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
+        paragraph(f"disturbed: {which} ({', '.join(kinds.values())}); {remedy}.", style="yellow")
     for sentence in (*results.verdicts(rows), *results.one_process(rows)):
         paragraph(sentence, style="")
     for row in rows:

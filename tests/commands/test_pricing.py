@@ -63,6 +63,7 @@ def test_several_as_one_table(tmp_path):
     found = ["1f1b 4 15 15", "1f1b 8 27 27", "zb_h1 4 13 13", "zb_h1 8 25 25"]
     assert [" ".join(row[:4]) for row in rows] == found
     assert done.stdout.startswith("4 simulated, the same in all: ranks=2 ")
+    assert "a cost is of a microbatch, whatever its rows: compare bubbles" in done.stderr
     assert "rank 0 |" not in done.stdout
 
 
@@ -134,6 +135,12 @@ RECOMPUTED = "ranks=1 chunks=9 costs.forward=2 costs.backward=3 checkpointing="
 )
 def test_times_are_those_of_the_emulated_device_or_of_the_costs(words, makespan):
     assert figures(composed(words))["makespan"] == makespan
+
+
+def test_all_spared_is_never():
+    """One microbatch under except_last is recomputed by none."""
+    words = "model=gpt model.layers=4 chunks=1 ranks=2 device=emulated checkpointing="
+    assert figures(composed(f"{words}except_last")) == figures(composed(f"{words}never"))
 
 
 def test_unequal_microbatches_are_told():

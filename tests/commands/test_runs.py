@@ -174,6 +174,13 @@ def test_two_folders_are_compared_and_steps_with_different_batches_per_sample(tm
     assert command.main(["--compare", "batch_size=512", "batch_size=256"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "time per sample: batch_size=512 is 25.5 % faster than batch_size=256" in text
+    for chunks in (4, 8):
+        store_run(tmp_path / "nominal", "device=emulated", f"chunks={chunks}", step_ms=20.0 * chunks)
+    assert command.main(["nominal", "--compare", "chunks=4", "chunks=8"]) == 0
+    out, err = capsys.readouterr()
+    assert "warning: the nominal times are per stage" in err or "warning: the nominal times are per microbatch" in err
+    assert "samples_per_s" not in out
+    assert "time per" not in out
     assert command.main(["before", "--compare", "after", "before"]) == 0
     out, err = capsys.readouterr()
     text = " ".join(out.split())

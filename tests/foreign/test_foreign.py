@@ -11,7 +11,7 @@ import yaml
 from microp.config import compose_config, make_pricing_job, read_config
 from microp.foreign import TraceError, align, make_steps, marked, profile_of, read_lanes, read_names, step_rows, what_if
 from microp.profiling import to_plain
-from microp.schedule.builders import chimera, dualpipe_v, gpipe, interleaved, one_f_one_b, seq_1f1b, zb_h1, zb_v
+from microp.schedule.builders import chimera, dualpipe_v, gpipe, interleaved, one_f_one_b, seq_1f1b, zb_h1, zb_h2, zb_v
 from microp.simulator import calibrate_steps, for_stages, replay_steps, simulate
 from microp.trace import bubble_fraction, busy, makespan, perfetto
 
@@ -213,6 +213,14 @@ def test_waits_in_ranges_that_have_no_receive_are_told(tmp_path):
     aligned, notes = read(*as_chrome(tmp_path, early))
     assert "begin before their input was made" in notes[0]
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=0.06)  # hops are left in them
+
+
+@pytest.mark.parametrize("build", [zb_h2, gpipe])
+def test_without_ranges_of_steps_a_step_lasts_from_the_first_start_to_the_last_end(tmp_path, build):
+    """Of ZB-H2 the rank that ends last began last."""
+    spans = spans_of(build(3, 6), weight=2)
+    aligned, _ = read(*as_chrome(tmp_path, spans))
+    assert max(row["step_ms"] for row in step_rows(aligned)[0]) == pytest.approx(makespan(spans) / 1e6, rel=1e-6)
 
 
 def test_what_another_engine_runs_has_no_pairs(tmp_path):

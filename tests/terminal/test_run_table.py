@@ -124,9 +124,13 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     whole = " ".join(text)
     assert "disturbed: 2 of 3 runs (spread, overruns); run again with again=true on an idle machine." in whole
     alone = " ".join(lines(rows[1:2]))
-    assert "disturbed: this run (spread); run again on an idle machine." in alone
+    assert "disturbed: this run (spread 451 %); run again on an idle machine." in alone
+    for work, remedy in ((0.9, "use longer times, or a smaller model.dim"), (0.1, "run again on an idle machine")):
+        short = row("", step_ms=WIDE, overruns=120, actions=640, nominal={"step": 37.5, "work": work})
+        [said] = [text for text in (" ".join(lines([short])),) if "37.500 x nominal" in text]
+        assert f"{100 * work:.0f} % real work)" in said and said.endswith(f"{remedy}.")
     crowded = " ".join(lines([rows[1]._replace(env={"cores": 1})]))
-    assert "disturbed: this run (spread); more ranks than cores measure the cores: use fewer ranks, or" in crowded
+    assert "disturbed: this run (spread 451 %); more ranks than cores measure the cores: use fewer ranks, or" in crowded
 
 
 def test_a_failed_run_has_its_state(lines):
