@@ -197,9 +197,8 @@ def _unpaired(schedule: Schedule) -> Iterator[_Problem]:
             yield _Problem(f"a pair is a forward and the backward after it, but {after}", [action])
             return
         if action in schedule.parents(partner):
-            yield _Problem(
-                f"the pair ({action};{partner}) waits for itself: {partner} needs {action}", [action, partner]
-            )
+            why = f"waits for itself, since {partner} needs {action}: pair actions of different microbatches"
+            yield _Problem(f"the pair ({action};{partner}) {why}", [action, partner])
             return
 
 

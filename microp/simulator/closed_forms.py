@@ -201,8 +201,8 @@ _MAKESPANS: dict[str, list[_Form]] = {
     ],
     "1f1b_v": [
         (
-            lambda s: s.near and s.K >= 2 and s.M >= 2 * s.K and s.x == 2 * s.f,
-            lambda s: s.M * s.T + (6 * s.K - (4, 6, 5)[s.K % 3]) * s.f,
+            lambda s: s.near and s.K >= 2 and s.M >= s.K and s.x == 2 * s.f,
+            lambda s: s.M * s.T + (6 * s.K - (7, 6, 5)[s.K % 3]) * s.f,
         )
     ],
     "gis": [(lambda s: s.short_w and s.M % s.G == 0 and s.v > 1 and s.G * s.t >= s.K * max(s.f, s.b), _gis)],

@@ -73,7 +73,7 @@ def one_f_one_b_v(ranks: int, chunks: int) -> Schedule:
 
     A block of two forwards and two full backwards (here one slot, in the block two) is repeated every 6 slots, for what
     cannot divide B: compiled layers, `sync=torch_ddp`. The largest peak is floor((2K+3)/3) microbatches, and with
-    x = 2f and M >= 2K the bubble is 6K - 4, 6K - 6 or 6K - 5 forwards, if K leaves 0, 1 or 2 when divided by 3;
+    x = 2f and M >= K the bubble is 6K - 7, 6K - 6 or 6K - 5 forwards, if K leaves 0, 1 or 2 when divided by 3;
     that of 1F1B is 6(K-1). Rank r holds stages r and 2K-1-r (Qi et al., Pipeline Parallelism with Controllable
     Memory, arXiv 2405.15362; the original reorders warmup and cooldown, which makes its bubble smaller).
     """
@@ -83,7 +83,7 @@ def one_f_one_b_v(ranks: int, chunks: int) -> Schedule:
         return begin + 2 * place + 3 * ((phase + place) // 3)
 
     block = [(rank + 1, 2 * ranks - rank, backward(rank), backward(2 * ranks - 1 - rank)) for rank in range(ranks)]
-    return repeat("1f1b_v", block, chunks, Op.B)
+    return squeeze(repeat("1f1b_v", block, chunks, Op.B), limit=2 * ((2 * ranks + 3) // 3))
 
 
 def repeat(name: str, block: Sequence[tuple[int, int, int, int]], chunks: int, back: Op = Op.I) -> Schedule:
@@ -112,35 +112,43 @@ def squeeze(repeated: Schedule, limit: int) -> Schedule:
 
     In each slot a rank takes the next action in the block's order. If that has to wait, the same op
     of the rank's other stage may overtake it. If no such action can start, the slot goes to the
-    weight gradient that has waited longest.
+    weight gradient that has waited longest. A backward that is not divided takes two slots and has no W.
 
     Args:
-        limit: the most (stage, microbatch) pairs that a rank may hold, each from its F to its W; a
+        limit: the most (stage, microbatch) pairs that a rank may hold, each from its F to its W, or B; a
             forward beyond the limit waits.
     """
     todo = [deque(row) for row in repeated.ranks]
     weights: list[deque[Action]] = [deque() for _ in todo]
     done: list[list[Action]] = [[] for _ in todo]
     room = [limit] * len(todo)
-    ran: set[Action] = set()  # in the slots before this one
+    ends, free, slot = (
+        dict[Action, int](),
+        [0] * len(todo),
+        0,
+    )  # the slots in which actions have ended, and ranks are free
+
+    def is_ready(action: Action) -> bool:
+        return all(ends.get(parent, slot + 1) <= slot for parent in repeated.parents(action))
+
     while any(todo) or any(weights):
-        started = []
         for rank, row in enumerate(todo):
-            action = _next(row, lambda action: ran.issuperset(repeated.parents(action)), room[rank])
+            if free[rank] > slot:
+                continue
+            action = _next(row, is_ready, room[rank])
             if action is not None:
                 row.remove(action)
-                if action.op is Op.F:
-                    room[rank] -= 1
-                else:
+                room[rank] += {Op.F: -1, Op.B: 1, Op.I: 0}[action.op]
+                if action.op is Op.I:
                     weights[rank].append(action._replace(op=Op.W))
             elif weights[rank]:
                 action = weights[rank].popleft()
                 room[rank] += 1
             if action is not None:
                 done[rank].append(action)
-                started.append(action)
-        assert started, f"{repeated.name}: no rank can continue, each may hold {limit} pairs"
-        ran.update(started)
+                ends[action] = free[rank] = slot + 1 + (action.op is Op.B)
+        slot += 1
+        assert max(free) >= slot, f"{repeated.name}: no rank can continue, each may hold {limit} pairs"
     return Schedule(repeated.name, repeated.chunks, rows(done))
 
 
