@@ -65,7 +65,11 @@ REFUSED = [
         "which comes after 0B0 on rank 0",
         "rank 0  0F0 [0B0][0F1] 0B1\n  rank 1  1F0 [1F1][1B0] 1B1",
     ),
-    (paired("0F0 0B0", at="0F0"), "the pair (0F0;0B0) waits for itself, since 0B0 needs 0F0: pair actions of different", "[0F0][0B0]"),
+    (
+        paired("0F0 0B0", at="0F0"),
+        "the pair (0F0;0B0) waits for itself, since 0B0 needs 0F0: pair",
+        "[0F0][0B0]",
+    ),
     (
         paired("0F0 0B0", at="0B0"),
         "a pair is a forward and the backward after it, but nothing comes after 0B0",
