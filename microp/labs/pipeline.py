@@ -15,7 +15,7 @@ import torch
 
 from microp.job import Job
 from microp.labs.typed import ON_RANKS, bar, say, typed_job
-from microp.records import read_spans, summarise
+from microp.records import MOSTLY_WORK, OVER_NOMINAL, read_spans, summarise
 from microp.settings import EmulatedSettings
 from microp.simulator import nominal_costs
 from microp.system import MIB, size_text
@@ -24,7 +24,6 @@ from microp.trace import bubble_fraction, busy, makespan, timeline
 from microp.worker import launch_ranks
 
 RANKS = 4
-LATE = 1.02  # of the time that is set for a step
 EMULATED = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.078125", "device.backward_ms=0.15625"]
 EMULATED += ["model.dim=64", "batch_size=64"]  # F lasts 5 ms for 4 layers and the 16 rows of one of 4 microbatches
 TAKES = ("ranks", "chunks", "steps", "warmup_steps", *ON_RANKS, "engine", "partition", "replicas", "activation_limit")
@@ -81,9 +80,13 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
         lesson = "One rank is never idle: the lesson of this lab is about several."
     elif form is None or abs(form - usual) > 1e-9 or job.checkpointing.segments:
         lesson = "The lesson of this lab, without such words, is about equal ranks, free hops and no recomputation."
-    if (nominal := summary["nominal"]) and nominal["step"] > LATE:
+    if (nominal := summary["nominal"]) and nominal["step"] > OVER_NOMINAL:
         late = f"{summary['overruns']} of {summary['actions']} actions took longer than their time"
-        lesson += f"\nThe machine was busy: {late}, and a step {nominal['step']:.2f} times its own."
+        is_short = nominal["work"] > MOSTLY_WORK
+        why = "The times are too short for the real work" if is_short else "The machine was busy"
+        lesson += f"\n{why}: {late}, and a step {nominal['step']:.2f} times its own."
+    if not isinstance(job.device, EmulatedSettings):
+        lesson += "\nThe times are real: what small layers cost besides is in them and not in the formula."
     formula = "" if form is None else f", {form:.1%} by the formula"
     driver = summary["utilisation"]
     said = f"; utilisation by nvidia-smi: {mean(driver['nvidia_smi']):.0f} %" if driver else ""

@@ -7,7 +7,14 @@
 A rank imports it, so it imports neither pandas nor wandb.
 """
 
-from microp.records.disturbance import DISTURBANCES, Disturbance, disturbances, load_average
+from microp.records.disturbance import (
+    DISTURBANCES,
+    MOSTLY_WORK,
+    OVER_NOMINAL,
+    Disturbance,
+    disturbances,
+    load_average,
+)
 from microp.records.files import WriteError, full_disk, in_a_line, in_words, unwritable, write_text
 from microp.records.lock import LockedError, hold, owner_of, this_process
 from microp.records.profiles import ProfileError, find_profile, read_profile, write_profile

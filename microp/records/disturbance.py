@@ -27,6 +27,7 @@ MARGIN = 0.5  # processes; the launcher and the system want a core now and then
 
 FEW_OVERRUNS = 0.01  # of the actions: what they add to a step is seen in `nominal`, if it is much
 OVER_NOMINAL = 1.02  # of an emulated device's step
+MOSTLY_WORK = 0.5  # the share of real work in an emulated action from which that is why it takes too long
 
 
 class Disturbance(NamedTuple):

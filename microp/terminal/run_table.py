@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from microp import results
-from microp.records import clocks_text, read_traced_step
+from microp.records import MOSTLY_WORK, clocks_text, read_traced_step
 from microp.terminal.columns import Column, extremes, number, paragraph, show
 from microp.terminal.console import draw, error, out
 from microp.trace import timeline
 
 SWEPT = 79  # importance of the columns of swept keys: step ms, bubble, peak and ratios stay longer
 LONG = 8  # characters to which values of keys may be shortened
-MOSTLY_WORK = 0.5  # the share of real work in an emulated action from which that is why it takes too long
 LONG_PART = 4  # rows of a part of a sweep: parts with as many, on average, have headings instead of a column
 LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
 
