@@ -11,7 +11,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from microp.config.schema import GROUPS, all_keys
+from microp.config.schema import GROUPS, all_keys, values_of
 from microp.settings import quoted
 from microp.system import sweep_names
 
@@ -85,7 +85,7 @@ def refusal(error: BaseException) -> list[str]:
 def _remedy(text: str, key: str) -> str:
     """Return what to do where another library's error does not say it; empty if it does."""
     group, _, knob = key.partition(".")
-    several = "several values are a sweep, as 4,8 with -m, or in a file's hydra.sweeper.params"
+    several = "several values are a sweep, as 4,8 with -m, or as 4,8 and no list below a file's hydra.sweeper.params"
     remedies = {
         "Ambiguous value": "several values are a sweep, add -m",
         "of type 'list'": several,
@@ -93,6 +93,10 @@ def _remedy(text: str, key: str) -> str:
         "is defined before": "overrides are the last lines of a defaults list, before _self_",
         f"Key '{group}.{knob}' not in": f"in a file a key stands below its group, `{group}: {{{knob}: VALUE}}`",
     }
+    if key in values_of("base"):  # a file that lacks it is no configuration of a command
+        remedies["is not in struct"] = "let the file's defaults list begin with `config`"
+    if re.search("Value '[^']*,", text):
+        remedies["of type 'str'"] = several
     if key in GROUPS:
         remedies["Cannot assign"] = f"a file chooses an option in its defaults list, by `override {key}: NAME`"
     return next((f": {remedy}" for words, remedy in remedies.items() if words in text), "")
