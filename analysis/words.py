@@ -172,5 +172,6 @@ def widest(table: pd.DataFrame, values: Iterable[str]) -> str:
 
 
 def sentences(texts: Iterable[str]) -> str:
-    """Return texts as sentences: each with a capital first letter and a full stop."""
-    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)
+    """Return texts as sentences: each with a full stop, and a capital first letter unless it begins with a key."""
+    begins = [text if "=" in text.split(" ")[0] else text[:1].upper() + text[1:] for text in texts]
+    return " ".join(f"{text}." for text in begins)
