@@ -41,6 +41,19 @@ from microp.simulator import Ranks, closed_forms, nominal_costs, nominal_optimiz
 log = logging.getLogger(__name__)
 
 
+def proved(config: Config, schedule: Schedule, limit: int | None) -> Schedule:
+    """Return an order that is valid, with what to set if its group cannot end; ValueError as `validate`."""
+    try:
+        return validate(schedule, limit)
+    except ValueError as error:
+        if (group := config.schedule.get("group")) and "deadlocks" in str(error):
+            raise ValueError(
+                f"schedule.group={group} deadlocks with chunks={config.chunks}: use chunks that it divides, or a group "
+                "that leaves other rounds"
+            ) from error
+        raise
+
+
 def make_job(config: Config) -> Job:
     """Return the job that the configuration describes, or raise ConfigError with all that is wrong."""
     problems = config_checks.problems(config)
@@ -53,7 +66,7 @@ def make_job(config: Config) -> Job:
             built = config_checks.as_run(config, whole)
             order_notes = _order_notes(config, whole, built)
             limit = config.activation_limit
-            schedule = validate(_named(config, built), None if limit is None or limit < 1 else limit)
+            schedule = proved(config, _named(config, built), None if limit is None or limit < 1 else limit)
             log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
             text = to_text(built)
             problems += config_checks.order_problems(config, schedule)

@@ -17,10 +17,10 @@ from typing import Any
 from microp.config import prediction
 from microp.config.errors import ConfigError
 from microp.config.factory import is_computed
-from microp.config.job_factory import Chosen, choose_partition, make_schedule, not_frozen
+from microp.config.job_factory import Chosen, choose_partition, make_schedule, not_frozen, proved
 from microp.config.schema import SimulateConfig
 from microp.job import Workload
-from microp.schedule import Schedule, uniform, validate
+from microp.schedule import Schedule, uniform
 from microp.settings import EmulatedSettings, EstimateSettings, broken_rules, quoted
 from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs, ratio, unit_shares
 
@@ -61,7 +61,7 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
     try:
         schedule = make_schedule(config)
         if config.ranks * config.chunks <= PROVEN:
-            validate(schedule, config.activation_limit)
+            proved(config, schedule, config.activation_limit)
         job = with_order(config, schedule)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
