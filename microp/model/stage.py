@@ -373,7 +373,7 @@ def _compiled(modules: Sequence[nn.Module]) -> nn.Module:
     import torch.compiler.config as tracer
 
     tracer.recompile_limit = tracer.accumulated_recompile_limit = _VARIANTS
-    tracer.fail_on_recompile_limit_hit = True  # not to run as it is written without a word
+    tracer.fail_on_recompile_limit_hit = True  # else the layer would run uncompiled, and nothing would say so
     gradients.backward_pass_autocast = "off"  # as without the compiler
     segment = nn.Sequential(*modules)
     segment.compile(backend=BACKEND, dynamic=False)

@@ -154,7 +154,7 @@ class ModelSettings(ABC):
         return f"model.layers={self.layers}"
 
     def segment_problems(self, segments: int) -> list[str]:
-        """List why no stage can be cut into so many segments, one sentence each."""
+        """Return what is wrong with a number of segments: at most one sentence, if the model has fewer layers."""
         if not segments > self.layers > 0:
             return []
         return [f"checkpointing.segments={segments} is more than {self.layers_text}: use at most {self.layers}"]
