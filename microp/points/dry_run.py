@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from microp.config import config_checks, plain, predicted_seconds
 from microp.points.hydra_app import Checked, Point
-from microp.points.planned import Planned
-from microp.points.run import equal_points
+from microp.points.planned import Planned, equal_points
 from microp.records import owner_of
 from microp.results import unscaled
 from microp.terminal import Column, console, paragraph, show_columns, swept_columns

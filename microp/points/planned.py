@@ -100,3 +100,8 @@ def experiment_of(name: str) -> str | None:
     None for `config`, the name of a command without a stored sweep.
     """
     return None if name == "config" else name.removesuffix("_quick")
+
+
+def equal_points(points: int, runs: int) -> str:
+    """Return how many runs these points are."""
+    return f"{points} points are {runs} run{'s' if runs > 1 else ''}: points that ask the same are run once"

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from microp import records
 from microp.config import ConfigError, Stop, find_resumed
 from microp.points.planned import Planned, planned
+from microp.points.run import run_attempt
 from microp.settings import SlurmSettings
 from microp.terminal import Board, console
 
@@ -74,8 +75,6 @@ class PointJob:
     def __call__(self) -> None:
         """Run one rank, unless another process has finished the point since it was planned."""
         from submitit.helpers import TorchDistributedEnvironment
-
-        from microp.points.run import run_attempt
 
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         point = planned(self.record)

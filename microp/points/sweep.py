@@ -32,8 +32,9 @@ from microp.job import Job
 from microp.points import hydra_app
 from microp.points.dry_run import show_dry_run
 from microp.points.next_commands import print_next_commands
-from microp.points.planned import Planned, experiment_of, planned
-from microp.points.run import SKIPPED, board, equal_points
+from microp.points.planned import Planned, equal_points, experiment_of, planned
+from microp.points.point import SKIPPED
+from microp.points.run import board
 from microp.points.slurm_sweep import cancel_jobs
 from microp.results import PointRow, read_point, unscaled, write_table
 from microp.system import is_joined, override, redact_words
