@@ -92,7 +92,6 @@ class Stage:
     ) -> None:
         self.layers = nn.ModuleList(layers)
         self.losses: dict[int, Tensor] = {}  # microbatch -> its mean loss, on the last stage
-        self._loss_gradients: dict[float, Tensor] = {}  # a share of the batch's rows -> the same as a tensor
         self.kept: dict[int, list[_Held]] = {}  # microbatch -> what its forward has kept for its backward
         self.recomputations: list[Any] = []  # the marks at the start and the end of each in this step, in turn
         self._mark, self._computing, self._device = mark, computing, device
@@ -203,10 +202,10 @@ class Stage:
         )
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what is there between two steps: the weights, the buffers, the loaded batch, the losses' gradients."""
+        """Yield what is there between two steps: the weights, the buffers, the loaded batch."""
         yield from self.layers.parameters()
         yield from self.layers.buffers()
-        yield from (*(self.batch.inputs or ()), *(self.batch.targets or ()), *self._loss_gradients.values())
+        yield from (*(self.batch.inputs or ()), *(self.batch.targets or ()))
         yield from (sliced.past.mask for sliced in self._sliced if sliced.past.mask is not None)
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor:
@@ -295,14 +294,11 @@ class Stage:
         return current if current is None or given is None else _apart(current, given)
 
     def _loss_gradient(self, microbatch: int) -> Tensor:
-        """Return the gradient of a microbatch's loss, which is the same tensor in each step."""
-        share = self.batch.weights[microbatch]
-        if share not in self._loss_gradients:
-            loss = self.losses[microbatch]
-            if loss.numel() != 1:
-                raise ValueError(f"the loss has the shape {list(loss.shape)}: it has to be one number")
-            self._loss_gradients[share] = torch.full_like(loss, share)
-        return self._loss_gradients[share]
+        """Return the gradient of a microbatch's loss, a new tensor each time: a backward may write into it."""
+        loss = self.losses[microbatch]
+        if loss.numel() != 1:
+            raise ValueError(f"the loss has the shape {list(loss.shape)}: it has to be one number")
+        return torch.full_like(loss, self.batch.weights[microbatch])
 
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
         """Run W: add the weight gradients of a microbatch whose B has been run to the weights' `grad`."""

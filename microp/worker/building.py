@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,16 @@ def open_optimizer(
         assert isinstance(settings, AdamSettings)
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
         make = partial(kind, betas=(settings.betas[0], settings.betas[1]))
-    return make(group, lr=rate, weight_decay=settings.weight_decay, fused=True)
+    optimizer = make(group, lr=rate, weight_decay=settings.weight_decay, fused=True)
+    optimizer.register_step_pre_hook(_lay_out_gradients)
+    return optimizer
+
+
+def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Lay out each gradient as its weight, as autograd does: fused optimizers go through the memory of both at once."""
+    for weight in optimizer.param_groups[0]["params"]:
+        if weight.grad is not None and weight.grad.stride() != weight.stride():
+            weight.grad = torch.empty_like(weight).copy_(weight.grad)
 
 
 def boundary_of(job: Job, device: Device) -> Boundary:
