@@ -145,17 +145,18 @@ def run_order(point: OrderConfig, problem: Problem) -> dict[str, Any]:
 
 
 def _command(config: OrderConfig, schedule: Schedule, path: Path) -> str:
-    """Return the command that runs the order, or prices it on a device on which nothing can run.
+    """Return the command that runs the order, or prices it with costs or a device with which nothing can run.
 
     Its model and its batch are ones that the order can have.
     """
     run = run_of(config, schedule={**default_values("schedule", "file"), "path": str(path)})
-    left_out = ["costs", "search", "schedule", "output", "hydra", "ranks", "chunks"]
+    by_hand = any(value is not None for value in config.costs.numbers().values())  # no device has these costs
+    left_out = ["search", "schedule", "output", "hydra", "ranks", "chunks", *["costs"] * (not by_hand)]
     words = used_words(run, left_out)
     words += ["schedule=file", override("schedule.path", str(path)), f"ranks={config.ranks}", f"chunks={config.chunks}"]
     words += [f"model.layers={schedule.depth}"] if config.model.layers < schedule.depth else []
     words += [f"batch_size={config.chunks}"] if config.batch_size < config.chunks else []
-    priced = isinstance(config.device, EstimateSettings) or config.model.slice_problems(schedule.slices)
+    priced = by_hand or isinstance(config.device, EstimateSettings) or config.model.slice_problems(schedule.slices)
     program = "microp.simulate" if priced else "microp.run"
     return shlex.join(["python", "-m", program, *words])
 

@@ -38,6 +38,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from microp import settings
 from microp.config.errors import first_line, log_traceback
 from microp.records import in_words
+from microp.schedule.builders import builder_of, two_bp
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
 T = TypeVar("T")
@@ -101,12 +102,16 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
     try:
         builder = get_method(node["builder"])
         lacks = "has a signature that cannot be read"
-        return builder, set(inspect.signature(builder).parameters), get_type_hints(builder)
+        names, hints = set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
         said, (module, _, function) = in_words(error.__cause__ or error), node["builder"].rpartition(".")
         said = f"{module} has no function {function}" if said.endswith("is not a package") else said
         raise ValueError(f"{group}.builder={node['builder']} {lacks}: {said}") from error
+    if builder is two_bp:  # it has the keys of the schedule that it is of
+        inner = builder_of(str(node.get("of")))
+        names, hints = names | set(inspect.signature(inner).parameters), get_type_hints(inner) | hints
+    return builder, names - {"keys"}, hints
 
 
 def is_computed(partition: dict[str, Any]) -> bool:

@@ -127,8 +127,6 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
     The function can return any name, also that of a schedule with closed forms, which would be wrong for it.
     """
     name, builder = config.schedule["name"], config.schedule["builder"]
-    if builder.startswith(f"{builders.__name__}."):
-        return schedule
     what, asked = f"schedule.builder={builder} returned a Schedule", (config.ranks, config.chunks)
     try:
         is_whole = all(isinstance(action, Action) for row in schedule.ranks for action in row)
@@ -140,7 +138,9 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
         )
     if (given := (len(schedule.ranks), schedule.chunks)) != asked:
         raise ValueError("{} for ranks={}, chunks={}: return one for ranks={}, chunks={}".format(what, *given, *asked))
-    if name.removesuffix("_lifo") in closed_forms.NAMES:
+    if builder.startswith(f"{builders.__name__}."):
+        return schedule
+    if closed_forms.has_form(name):
         raise ValueError(
             f"schedule.name={name} is the name of one of microp's schedules, but builder={builder} is not microp's: "
             "choose another name"

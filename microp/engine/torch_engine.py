@@ -24,20 +24,18 @@ from torch.utils.checkpoint import checkpoint
 from microp.comms import PLACE, SINCE, Comms, Place, peer_error
 from microp.device import Device
 from microp.engine.engine import ActionError, Boundary, describe_failure
-from microp.job import TORCH_SCHEDULES
+from microp.job import torch_class
 from microp.model import Stage, random_parts
 from microp.schedule import Action, Op, Schedule
 from microp.settings import Checkpointing
 from microp.trace import Actions, StepTrace
-
-SINGLE = ("gpipe", "1f1b")  # one stage per rank
 
 
 class TorchEngine:
     """One rank's part of a step, run by torch.
 
     Args:
-        schedule: one of `TORCH_SCHEDULES`.
+        schedule: one that has a `torch_class`.
         planned: the order of the job, by which heartbeats count the actions; torch's own may differ.
         comms: this rank's transport, over a process group.
         rows: the number of rows of each microbatch; all must be equal.
@@ -72,10 +70,10 @@ class TorchEngine:
         """torch's schedule object with torch's stages; made in the first step, when a batch gives the shapes."""
         from torch.distributed import pipelining  # imported late: it takes half a second, and only this engine needs it
 
-        kind: Any = getattr(pipelining, TORCH_SCHEDULES[self._schedule.name])
+        kind: Any = getattr(pipelining, torch_class(self._schedule) or "")
         timed = _timed_stage(pipelining.PipelineStage)
         held = [self._stage(timed, index, stage) for index, stage in self._stages.items()]
-        stages = held[0] if self._schedule.name in SINGLE else held
+        stages = held[0] if issubclass(kind, pipelining.schedules.PipelineScheduleSingle) else held
         return kind(stages, self._schedule.chunks, loss_fn=self._loss, scale_grads=False)
 
     def _stage(self, timed: Any, index: int, stage: Stage) -> Any:

@@ -9,4 +9,4 @@
 
 from microp.job.identity import LATER, NOT_ASKED, question_id, run_id
 from microp.job.job import Job, Snapshot, Workload, unit_rows, workload_of
-from microp.job.torch_support import TORCH_SCHEDULES, torch_problems
+from microp.job.torch_support import torch_class, torch_problems

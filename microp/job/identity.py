@@ -112,6 +112,7 @@ def _first_letters(order: str) -> str:
     header, _, actions = order.partition("\n")
     divided = {name.replace("W", "I") for name in re.findall(r"\d+W\d+", actions)}  # an I without W is none of a B
     first = re.sub(r"\d+I\d+", lambda name: name[0].replace("I", "B") if name[0] in divided else name[0], actions)
+    header = re.sub(r"(?<= two_bp)_\S+", "", header)  # the configuration says of which schedule it is
     return f"{header}\n{first}"
 
 

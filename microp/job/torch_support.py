@@ -1,66 +1,86 @@
 """The schedules that torch.distributed.pipelining has, and its conditions for running them.
 
 With `engine=torch` the job's order is torch's own, action by action, or the job is refused: what is priced is what
-runs. In a comparison torch runs the nearest order that it has.
+runs. In a comparison torch runs the nearest order that it has. Torch asks for a class and makes the order itself, so
+its class is looked up by the order, not by the schedule's name, which one of its keys or a file can change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 
-from microp.schedule import Schedule
-from microp.schedule.builders import Drain, breadth_first, gpipe, one_f_one_b
+from microp.schedule import Action, Op, Schedule, rows
+from microp.schedule.builders import Drain, breadth_first, gpipe, interleaved, one_f_one_b, zb_v
 from microp.settings import Checkpointing
 
-TORCH_SCHEDULES = {  # our name -> torch's class
-    "gpipe": "ScheduleGPipe",
-    "1f1b": "Schedule1F1B",
-    "interleaved": "ScheduleInterleaved1F1B",
-    "breadth_first_lifo": "ScheduleLoopedBFS",
-    "zb_v": "ScheduleZBVZeroBubble",
-}
-_OTHER_DRAIN = {  # an order that torch has with the other drain -> which backwards torch runs, and the key's value
-    "gpipe_lifo": "first in, first out: set schedule.drain=fifo",
-    "breadth_first": "last in, first out: set schedule.drain=lifo",
-}
-_NEAREST: dict[str, Callable[[int, int, int], Schedule]] = {  # not in torch -> (K, M, v) -> what is compared with it
-    **dict.fromkeys(("zb_h1", "zb_h2", "eager_1f1b"), lambda ranks, chunks, _: one_f_one_b(ranks, chunks)),
-    "gpipe_lifo": lambda ranks, chunks, _: gpipe(ranks, chunks),
-    "breadth_first": lambda ranks, chunks, loops: breadth_first(ranks, chunks, loops, Drain.lifo),
+TORCH_ORDERS: Mapping[str, Callable[[int, int, int], Schedule]] = {  # torch's class -> (K, M, stages per rank) -> order
+    "ScheduleGPipe": lambda ranks, chunks, _: gpipe(ranks, chunks),
+    "Schedule1F1B": lambda ranks, chunks, _: one_f_one_b(ranks, chunks),
+    "ScheduleInterleaved1F1B": lambda ranks, chunks, loops: interleaved(ranks, chunks, loops),
+    "ScheduleLoopedBFS": lambda ranks, chunks, loops: breadth_first(ranks, chunks, loops, Drain.lifo),
+    "ScheduleZBVZeroBubble": lambda ranks, chunks, _: zb_v(ranks, chunks),
 }
 
 
-def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Sequence[int]) -> list[str]:
+def torch_class(schedule: Schedule) -> str | None:
+    """Return the class with which torch runs exactly this order; None if it has none."""
+    return next((name for name, order in _orders(schedule) if order.ranks == schedule.ranks), None)
+
+
+def nearest_in_torch(schedule: Schedule) -> Schedule:
+    """Return what torch runs in a comparison: this order, or it with full backwards, or with the other drain.
+
+    The schedule itself if torch has none of them.
+    """
+
+    def undivided(action: Action) -> Action:
+        return action if action.op is Op.F else action._replace(op=Op.B)
+
+    def drained(action: Action) -> Action:
+        return action if action.op is Op.F else action._replace(microbatch=schedule.chunks - 1 - action.microbatch)
+
+    full = rows((undivided(action) for action in row if action.op is not Op.W) for row in schedule.ranks)
+    wanted = schedule.ranks, full, rows(map(drained, row) for row in full)
+    found = [order for each in wanted for _, order in _orders(schedule) if order.ranks == each]
+    return schedule if not found or found[0].ranks == schedule.ranks else found[0]
+
+
+def _orders(schedule: Schedule) -> list[tuple[str, Schedule]]:
+    """Return torch's classes, each with its order for the numbers of a schedule."""
+    ranks, chunks = len(schedule.ranks), schedule.chunks
+    return [(name, build(ranks, chunks, max(1, schedule.stages // ranks))) for name, build in TORCH_ORDERS.items()]
+
+
+def torch_problems(schedule: Schedule, checkpointing: Checkpointing, sizes: Sequence[int]) -> list[str]:
     """List the reasons why torch cannot run this, one sentence each."""
     problems = []
-    ranks, chunks = len(schedule.ranks), schedule.chunks
+    ranks, chunks, name = len(schedule.ranks), schedule.chunks, torch_class(schedule)
     rounds = max(1, chunks // ranks)  # of microbatches, which torch's interleaved 1F1B needs to be equal
-    if schedule.name in _OTHER_DRAIN:
-        known = schedule.name.removesuffix("_lifo")
-        problems.append(f"engine=torch runs the backwards of {known} {_OTHER_DRAIN[schedule.name]}")
-    elif schedule.name not in TORCH_SCHEDULES:
-        names = ", ".join(name.removesuffix("_lifo") for name in TORCH_SCHEDULES)
-        problems.append(f"engine=torch has no schedule {schedule.name!r}: use one of {names}")
-    elif schedule.name == "zb_v" and version("torch").startswith("2.11."):
+    if name is None:
+        problems.append(
+            f"engine=torch has not the order of {schedule.name!r}: use gpipe, 1f1b, eager_1f1b, interleaved with its "
+            "keys as they are, breadth_first with schedule.drain=lifo, or zb_v"
+        )
+    elif name == "ScheduleZBVZeroBubble" and version("torch").startswith("2.11."):
         problems.append(
             "engine=torch does not start zb_v on torch 2.11, which sends to its own rank: use torch 2.12 or newer"
         )
     if ranks < 2:
         problems.append("engine=torch needs a pipeline: use ranks=2 or more")
-    if schedule.name == "1f1b" and chunks < schedule.stages:
+    if name == "Schedule1F1B" and chunks < schedule.stages:
         problems.append(
             f"engine=torch needs at least one microbatch per stage for 1f1b: chunks={chunks} is too few "
             f"for {schedule.stages} stages, use chunks={schedule.stages} or more"
         )
-    if schedule.name == "interleaved" and chunks % rounds:
+    if name == "ScheduleInterleaved1F1B" and chunks % rounds:
         problems.append(
             f"engine=torch needs chunks in equal rounds for interleaved, a multiple of chunks // ranks: "
             f"chunks={chunks} in {rounds} rounds is not, use chunks={rounds * ranks} or {(rounds + 1) * ranks}"
         )
-    if len(set(rows)) > 1:
+    if len(set(sizes)) > 1:
         problems.append(
-            f"engine=torch needs equal microbatches: {sum(rows)} rows in chunks={len(rows)} are not, "
+            f"engine=torch needs equal microbatches: {sum(sizes)} rows in chunks={len(sizes)} are not, "
             "use a batch_size that chunks divides"
         )
     if checkpointing.spare_last:
@@ -69,10 +89,3 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
             "use checkpointing=always or never"
         )
     return problems
-
-
-def nearest_in_torch(schedule: Schedule) -> Schedule:
-    """Return the schedule that torch runs in a comparison: the same one, or the nearest one that torch has."""
-    ranks = len(schedule.ranks)
-    nearest = _NEAREST.get(schedule.name)
-    return nearest(ranks, schedule.chunks, schedule.stages // ranks) if nearest else schedule

@@ -24,7 +24,7 @@ from microp.results.comparison import compare
 from microp.results.frames import read_runs
 from microp.results.run_rows import PointRow, recorded_point
 from microp.results.swept import swept
-from microp.schedule.builders import V_SHAPED
+from microp.schedule.builders import LOOPED, V_SHAPED
 from microp.system import flatten
 
 NOISY = 1.5  # a ratio of disturbed times is one from here on
@@ -86,7 +86,8 @@ def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
 
 def _stages_per_rank(flat: Mapping[str, Any]) -> int:
     own = flat.get("schedule.stages_per_rank")  # NaN in a table in which other schedules have it
-    return int(own) if own and own == own else 2 if flat.get("schedule.name") in V_SHAPED else 1
+    names = {flat.get("schedule.name"), flat.get("schedule.of")}
+    return int(own) if own and own == own else 1 if names.isdisjoint((*V_SHAPED, *LOOPED)) else 2
 
 
 def one_process(rows: Sequence[PointRow]) -> Iterator[str]:

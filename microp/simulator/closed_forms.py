@@ -220,7 +220,6 @@ _MAKESPANS: dict[str, list[_Form]] = {
         (lambda s: s.paired and s.w <= s.b <= s.f <= s.x, lambda s: _paired(s, s.K // 2 - 1)),
     ],
     "chimera": [(lambda s: s.near and s.f == s.x and s.M % s.K == 0, lambda s: s.M * s.t + (s.K - 2) * s.f)],
-    "two_bp": [(lambda s: s.near and s.M >= s.K, lambda s: s.M * s.T + (s.K - 1) * (s.f + s.b))],
 }
 
 _LARGEST_SPANS: dict[str, list[_Form]] = {
@@ -254,12 +253,20 @@ _HELD: dict[str, _Peak] = _IN_FLIGHT | {
     "zb_h2": (lambda _: True, lambda s: min(2 * s.K - 1, s.M)),
     "zb_interleaved": (lambda _: True, lambda s: min(s.K + (s.v - 1) * s.G, s.v * s.M)),
     "v_min": (lambda s: s.M >= 2 * s.K, _v_min),
-    "two_bp": (lambda _: True, lambda s: s.v * s.M),
     "dualpipe": (lambda _: True, lambda s: s.K + 1),
 }
 
-# The names of all schedules with a formula; the names with `_lifo` behind them have the same formulas.
-NAMES = frozenset((*_MAKESPANS, *_LARGEST_SPANS, *_HELD))
+
+def has_form(name: str) -> bool:
+    """Return whether there are formulas for schedules of this name."""
+    return any(_base(name)[0] in table for table in (_MAKESPANS, _LARGEST_SPANS, _HELD))
+
+
+def _base(name: str) -> tuple[str, bool]:
+    """Return the name by which a schedule's formulas are known, and whether it is that one's 2BP."""
+    known = name.removesuffix("_lifo")
+    divided = known.removeprefix("two_bp")
+    return (known, False) if divided == known else (divided.removeprefix("_") or "1f1b", True)
 
 
 # --- the values ------------------------------------------------------------------------------------
@@ -324,12 +331,19 @@ def _look_up(table: dict[str, list[_Form]], schedule: Schedule, costs: Costs) ->
     # The forms know only an asynchronous latency, no recomputation of some microbatches and no bandwidth.
     if isinstance(costs.latency, tuple) or replace(costs, reduction=()) != plain:
         return None
-    case = _Case(schedule, costs)
-    forms = table.get(schedule.name.removesuffix("_lifo"), [])
-    return next((value(case) for exact, value in forms if exact(case)), None)
+    name, is_two_bp = _base(schedule.name)
+    case = _Case(schedule, replace(costs, weight=()) if is_two_bp else costs)
+    found = next((value(case) for exact, value in table.get(name, []) if exact(case)), None)
+    if found is None or not is_two_bp:
+        return found
+    late = _Case(schedule, costs)  # each rank's W follow its last I
+    return found + late.M * late.s * late.v * late.w if late.equal else None
 
 
 def _peaks(table: dict[str, _Peak], schedule: Schedule) -> list[Fraction] | None:
     shapes = [_Shape(schedule, rank) for rank in range(len(schedule.ranks))]
-    exact, pairs = table.get(schedule.name.removesuffix("_lifo"), (lambda _: False, lambda _: 0))
+    name, is_two_bp = _base(schedule.name)
+    exact, pairs = table.get(name, (lambda _: False, lambda _: 0))
+    if is_two_bp and table is _HELD and name in table:
+        exact, pairs = (lambda _: True), (lambda s: s.v * s.M * s.s)
     return [Fraction(pairs(shape), shape.v * shape.s) for shape in shapes] if exact(shapes[0]) else None

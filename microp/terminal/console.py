@@ -15,10 +15,16 @@ from microp.trace import COLOURS, INK, REDUCTION, WHITE, Line
 
 PIPE_WIDTH = 120  # characters per line where there is neither a terminal nor COLUMNS in the environment
 
-out = Console(
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # to `run_command`; rich would end the program with 1
+
+
+out = _Console(
     highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "0") != "0" else PIPE_WIDTH
 )
-err = Console(stderr=True, highlight=False)
+err = _Console(stderr=True, highlight=False)
 
 
 def draw(lines: Iterable[Line]) -> None:

@@ -38,7 +38,7 @@ def test_the_table_names_bounds_the_solver_and_the_command_that_runs_the_order(t
     text = microp(*words, folder=tmp_path, program="microp.order").stdout
     for part in ("zb_h1", "Lower bounds of any order: chain", "is the optimum, proven", "order my.txt"):
         assert part in text
-    assert "python -m microp.run schedule=file schedule.path=my.txt ranks=2 chunks=4" in text
+    assert "simulate 'costs.forward=[1,3]' costs.backward=2 costs.weight=1 schedule=file schedule.path=my.txt" in text
 
 
 def test_the_command_of_an_estimated_device_prices_the_order(tmp_path):

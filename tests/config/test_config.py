@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from configs import config, problems, warnings
 
-from microp.config import make_job, plain, profile_command, typed_folder
+from microp.config import job_of, make_job, plain, profile_command, typed_folder
 from microp.job import question_id, run_id
 from microp.schedule import to_text
-from microp.schedule.builders import gpipe
+from microp.schedule.builders import gpipe, two_bp
 from microp.simulator import closed_forms
 from microp.system import CONF
 
@@ -77,6 +77,15 @@ def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(monkey
     assert closed_forms.in_flight_peak(job.schedule) is None
     [problem] = problems(replace(asked, schedule={"name": "1f1b_lifo", **own}))
     assert problem.startswith("schedule.name=1f1b_lifo is the name of one of microp's schedules")
+    derived = job_of("schedule=two_bp", "schedule.of=own_builders.f", "schedule.group=3").schedule
+    assert (derived.name, derived.ranks) == ("two_bp_own_builders.f", two_bp(2, 4, of="gpipe").ranks)
+    assert closed_forms.held_peak(derived) is None
+
+
+def test_2bp_has_the_keys_of_the_schedule_that_it_is_of_and_the_run_ids_that_it_had():
+    looped = ("schedule=two_bp", "schedule.of=interleaved", "schedule.stages_per_rank=3")
+    assert job_of(*looped).schedule.ranks == two_bp(2, 4, of="interleaved", stages_per_rank=3).ranks
+    assert job_of(*looped[:2]).run_id == "two_bp-m4-k2-fdde273a"
 
 
 def test_a_latency_needs_the_clock_of_one_host(monkeypatch):

@@ -55,11 +55,12 @@ def test_the_page_fits_its_width_and_explains_every_key(program, tmp_path):
         assert "checkpointing.segments=2\n" in done.stdout  # the other options do not use it
 
 
-def test_a_reader_that_has_seen_enough_ends_it_silently(tmp_path):
+@pytest.mark.parametrize("words", ["microp.run --help", "microp.simulate"])
+def test_a_reader_that_has_seen_enough_ends_it_silently(words, tmp_path):
     """As `microp --help | head -1` does; the page is longer than a pipe holds back."""
     there, here = os.pipe()
     os.close(there)
-    command = [sys.executable, "-m", "microp.run", "--help"]
+    command = [sys.executable, "-m", *words.split()]
     own = environment_of(tmp_path, {})
     done = subprocess.run(command, env=own, cwd=tmp_path, stdout=here, stderr=subprocess.PIPE, text=True)
     os.close(here)

@@ -17,9 +17,8 @@ from threads import in_threads
 
 import microp
 from microp.comms import thread_comms
-from microp.schedule import Schedule, rows, skewed, uniform
-from microp.schedule.builders import chimera, dualpipe, seq_1f1b
-from microp.schedule.builders.phases import defer_weights
+from microp.schedule import skewed, uniform
+from microp.schedule.builders import chimera, dualpipe, seq_1f1b, two_bp
 
 # ranks, chunks, slices, stages per rank: below, at and above what fills the pipeline
 SHAPES = [(1, 1, 2, 1), (1, 3, 4, 2), (2, 1, 2, 1), (2, 2, 4, 1), (2, 3, 3, 2)]
@@ -30,17 +29,11 @@ def sliced_gpt(layers: int, tied: bool = False):
     return replace(gpt("float64", dropout=0.0), layers=layers, context=12, tied=tied)
 
 
-def divided(schedule: Schedule) -> Schedule:
-    """The same order with an I for every B, and a W two Is later."""
-    return replace(schedule, name="divided", ranks=rows(defer_weights(row, lag=2) for row in schedule.ranks))
-
-
-@pytest.mark.parametrize("order", ["full", "divided"])
-def test_slices_are_the_whole_sequence(order):
+@pytest.mark.parametrize("build", [seq_1f1b, partial(two_bp, of="seq_1f1b")], ids=["full", "divided"])
+def test_slices_are_the_whole_sequence(build):
     modes, cuts = cycle(CHECKPOINTING), cycle((uniform, skewed))
     for ranks, chunks, slices, stages_per_rank in SHAPES:
-        schedule = seq_1f1b(ranks, chunks, slices, stages_per_rank)
-        schedule = divided(schedule) if order == "divided" else schedule
+        schedule = build(ranks, chunks, slices=slices, stages_per_rank=stages_per_rank)
         model = sliced_gpt(schedule.stages + 1, tied=chunks % 2 == 0)
         mode, cut = next(modes), next(cuts)
         job = small_job(mode, cut, schedule=schedule, model=model, batch_size=7, backend="threads")
@@ -65,7 +58,7 @@ def test_the_memory_of_slices_is_predicted(checkpointing, tmp_path):
 
 
 COPIES = [(dualpipe, 2, 4), (dualpipe, 2, 8), (dualpipe, 4, 8), (dualpipe, 4, 10), (chimera, 2, 2), (chimera, 4, 2)]
-COPIES += [(chimera, 4, 4), (chimera, 4, 6), (chimera, 6, 8)]
+COPIES += [(chimera, 4, 4), (chimera, 4, 6), (chimera, 6, 8), (partial(two_bp, of="chimera"), 4, 6)]
 MODELS = [lambda: mlp("float64"), lambda: gpt("float64"), lambda: settings_of(mixed, dtype="float64", dropout=0.1)]
 
 

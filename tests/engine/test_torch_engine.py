@@ -8,11 +8,23 @@ import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from one_process import assert_near, by_processes
 
-from microp.job import TORCH_SCHEDULES, torch_problems
-from microp.job.torch_support import nearest_in_torch
+from microp.job import torch_class, torch_problems
+from microp.job.torch_support import TORCH_ORDERS, nearest_in_torch
 from microp.records import read_json, read_rows, read_spans, summarise, write_json
 from microp.schedule import uniform
-from microp.schedule.builders import Drain, breadth_first, gpipe, interleaved, naive, one_f_one_b, zb_h1, zb_v
+from microp.schedule.builders import (
+    Drain,
+    Warmup,
+    breadth_first,
+    eager_1f1b,
+    gpipe,
+    interleaved,
+    naive,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 from microp.settings import EngineSettings
 from microp.worker import launch_ranks
 
@@ -22,6 +34,8 @@ BUILDERS = {
     "interleaved": partial(interleaved, stages_per_rank=2),
     "breadth_first_lifo": partial(breadth_first, stages_per_rank=2, drain=Drain.lifo),
     "zb_v": zb_v,
+    "eager_1f1b": eager_1f1b,
+    "gpipe_lifo": partial(gpipe, drain=Drain.lifo),
 }
 
 
@@ -38,7 +52,10 @@ def each_job(**changes):
 
 
 def test_every_schedule_of_torch_is_tried():
-    assert set(BUILDERS) == set(TORCH_SCHEDULES)
+    """Which class torch needs is told by the order: one with other keys, or of another name, is its own."""
+    assert {torch_class(build(2, 4)) for build in BUILDERS.values()} == set(TORCH_ORDERS)
+    assert torch_class(replace(gpipe(2, 4), name="file")) == "ScheduleGPipe"
+    assert torch_class(interleaved(2, 4, warmup=Warmup.single)) is None
 
 
 def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
@@ -87,10 +104,11 @@ def test_beside_a_schedule_that_torch_lacks_its_nearest_is_run():
     assert nearest_in_torch(zb_h1(2, 4)).name == "1f1b"
     assert nearest_in_torch(gpipe(2, 4)).name == "gpipe"
     assert nearest_in_torch(breadth_first(2, 4, 3)) == breadth_first(2, 4, 3, Drain.lifo)
-    assert nearest_in_torch(gpipe(2, 4, Drain.lifo)) == gpipe(2, 4)
+    assert nearest_in_torch(zb_h2(3, 4)).ranks == eager_1f1b(3, 4).ranks
+    assert nearest_in_torch(naive(2, 4)) == naive(2, 4)
     assert job_for(zb_h1, engine=EngineSettings("compare", False)).engines == ("microp", "limit", "torch")
 
 
 def test_a_comparison_does_without_torch_where_it_cannot():
-    few = job_for(lambda ranks, _: one_f_one_b(ranks, 1), engine=EngineSettings("compare", False))
+    few = job_for(lambda *_: one_f_one_b(3, 2), engine=EngineSettings("compare", False))
     assert few.engines == ("microp", "limit")

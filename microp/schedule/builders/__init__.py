@@ -13,7 +13,7 @@ from microp.schedule.builders.file import from_file
 from microp.schedule.builders.gpipe import Drain, breadth_first, gpipe, naive
 from microp.schedule.builders.interleaved import Warmup, gis, interleaved, zb_interleaved
 from microp.schedule.builders.one_f_one_b import eager_1f1b, one_f_one_b, seq_1f1b, zb_h1, zb_h2
-from microp.schedule.builders.two_bp import two_bp
+from microp.schedule.builders.two_bp import builder_of, two_bp
 from microp.schedule.builders.v_shaped import dualpipe_v, zb_v
 from microp.schedule.schedule import Schedule
 

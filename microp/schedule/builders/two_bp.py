@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from pkgutil import resolve_name
+from typing import Any, cast
 
-from microp.schedule.builders.gpipe import breadth_first, gpipe
-from microp.schedule.builders.interleaved import interleaved
-from microp.schedule.builders.one_f_one_b import eager_1f1b, one_f_one_b
+from microp.schedule import builders
 from microp.schedule.builders.phases import defer_weights
 from microp.schedule.schedule import Schedule, rows
 
-UNDIVIDED: Mapping[str, Callable[[int, int], Schedule]] = {  # the orders of full backwards
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "eager_1f1b": eager_1f1b,
-    "interleaved": interleaved,
-    "breadth_first": breadth_first,
-}
 
-
-def two_bp(ranks: int, chunks: int, of: str = "1f1b") -> Schedule:
+def two_bp(ranks: int, chunks: int, of: str = "1f1b", **keys: Any) -> Schedule:
     """Return 2BP: the order of another schedule with an I for every B, and every W after a rank's last I.
 
     ::
@@ -27,17 +20,34 @@ def two_bp(ranks: int, chunks: int, of: str = "1f1b") -> Schedule:
         rank 0  F0 F1  . I0 F2 I1 F3 I2  . I3 W0 W1 W2 W3
         rank 1   . F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3  .
 
-    The step is M T + (K-1)(f+b) long where that schedule takes M T + (K-1)(f+b+w), and all M microbatches are
-    held (Rae et al., 2BP: 2-Stage Backpropagation, arXiv 2405.18047).
+    The step is as long as that schedule's with B as short as I, and all W: M T + (K-1)(f+b) where it is M T +
+    (K-1)(f+b+w). All M microbatches are held (Rae et al., 2BP: 2-Stage Backpropagation, arXiv 2405.18047).
 
     Args:
-        of: the schedule: gpipe, 1f1b, eager_1f1b, interleaved or breadth_first.
+        of: the schedule, by its name or by the path of its builder; each of its backwards is a B.
+        keys: those of that schedule.
 
     Raises:
-        ValueError: `of` is another one.
+        ValueError: there is no such schedule, or it divides backwards itself.
     """
-    if of not in UNDIVIDED:
-        raise ValueError(f"schedule.of={of} has no order of full backwards: use one of {', '.join(UNDIVIDED)}")
     Schedule("two_bp", chunks, ((),) * ranks)  # refuses numbers that are no numbers of ranks and microbatches
-    base = UNDIVIDED[of](ranks, chunks)
-    return Schedule("two_bp", chunks, rows(defer_weights(row, lag=len(row)) for row in base.ranks))
+    base = builder_of(of)(ranks, chunks, **keys)
+    if base.input_gradients:
+        raise ValueError(f"schedule.of={of} divides backwards itself: use one of full backwards, for example 1f1b")
+    name = base.name if of in builders.ORDERS else of  # another builder can return any name
+    order = rows(defer_weights(row, lag=len(row)) for row in base.ranks)
+    return replace(base, name="two_bp" if name == "1f1b" else f"two_bp_{name}", ranks=order)
+
+
+def builder_of(name: str) -> Callable[..., Schedule]:
+    """Return the builder of one of microp's schedules, or the one at a path such as `mine.backwards_first`."""
+    known = {**builders.ORDERS, "file": builders.from_file}
+    if name in known:
+        return known[name]
+    try:
+        return cast(Callable[..., Schedule], resolve_name(name))
+    except (ImportError, AttributeError, ValueError) as error:
+        names = ", ".join(known)
+        raise ValueError(
+            f"schedule.of={name} is no schedule ({error}): use MODULE.FUNCTION or one of {names}"
+        ) from None

@@ -8,20 +8,22 @@ import pytest
 
 from microp.schedule import Op, Schedule
 from microp.schedule import builders as schedules
-from microp.schedule.builders.two_bp import UNDIVIDED
 from microp.simulator import Costs, simulate
 
 Builder = Callable[[int, int], Schedule]
 
 LOOPED = {name: getattr(schedules, name) for name in ("interleaved", "breadth_first", "zb_interleaved", "gis")}
 
+UNDIVIDED = (
+    "1f1b naive gpipe eager_1f1b interleaved breadth_first 1f1b_v seq_1f1b"  # and chimera, which takes even numbers
+)
 PLAIN = "naive eager_1f1b zb_h1 zb_h2 zb_v dualpipe_v v_half v_min dualpipe chimera"  # called as their builders
 BUILDERS: dict[str, list[Builder]] = {
     **{name: [getattr(schedules, name)] for name in PLAIN.split()},
     "gpipe": [schedules.gpipe, partial(schedules.gpipe, drain=schedules.Drain.lifo)],
     **{"1f1b": [schedules.one_f_one_b], "1f1b_v": [schedules.one_f_one_b_v]},
     **{name: [partial(builder, stages_per_rank=v) for v in (1, 2, 3)] for name, builder in LOOPED.items()},
-    "two_bp": [partial(schedules.two_bp, of=of) for of in UNDIVIDED],
+    "two_bp": [partial(schedules.two_bp, of=of) for of in UNDIVIDED.split()],
 }
 BUILDERS["seq_1f1b"] = [
     partial(schedules.seq_1f1b, slices=s, stages_per_rank=v) for s, v in ((1, 1), (2, 1), (4, 1), (3, 2), (2, 3))

@@ -22,7 +22,7 @@ def test_every_schedule_runs_to_its_end_and_is_written_as_text(name: str, build:
     for ranks, chunks in lengths(name):
         schedule = validate(build(ranks, chunks))
         assert (len(schedule.ranks), schedule.chunks) == (ranks, chunks)
-        assert schedule.name.removesuffix("_lifo") == name
+        assert schedule.name.removesuffix("_lifo").startswith(name)
         assert from_text(to_text(schedule)) == schedule
         assert from_torch_csv(to_torch_csv(schedule), schedule.name, schedule.slices, schedule.copies) == schedule
 
@@ -34,7 +34,8 @@ def test_every_option_names_its_builder_and_all_its_knobs(path: Path) -> None:
     assert option.pop("name") == path.stem
     ranks, chunks, *knobs = inspect.signature(builder).parameters.values()
     assert (ranks.name, chunks.name) == ("ranks", "chunks")
-    defaults = {knob.name: "???" if knob.default is knob.empty else knob.default for knob in knobs}
+    named = [knob for knob in knobs if knob.kind is not knob.VAR_KEYWORD]
+    defaults = {knob.name: "???" if knob.default is knob.empty else knob.default for knob in named}
     assert option == defaults
     assert path.stem == "file" or path.stem in BUILDERS
 
