@@ -69,7 +69,7 @@ def store_run(
     numbers |= {"schedule": job.schedule.name, "chunks": job.schedule.chunks, "ranks": job.ranks}
     steps = {"median": step_ms, "p10": spread[0] * step_ms, "p90": spread[1] * step_ms, "n": 10}
     numbers |= {"replicas": job.replicas, "step_ms": steps if done else None}
-    numbers |= {"samples_per_s": job.batch_size / step_ms * 1e3 if done else None}
+    numbers |= {"samples_per_s": job.batch_size / step_ms * 1e3 if done and job.counts_rows else None}
     numbers |= {"bubble": {"measured": 0.2 if done else None, "closed_form": 0.2}}
     numbers |= {"replayed": {"step_ms": 0.97 * step_ms if done else None, "bubble": 0.2}}
     numbers |= {"peak_memory_mib": [30.0 + job.schedule.chunks, 20.0] if done else None}

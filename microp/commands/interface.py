@@ -154,7 +154,7 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
 
     As in a sweep of the command line a run that has finished is not run again (`again=True` does), and a failed one
     costs its row alone: its `status` is "failed", and its `message` says why. Where nominal times do not compare, a
-    warning says so, and `samples_per_s` is NaN.
+    warning says so.
 
     Args:
         overrides: words that are the same for all points, as for `measure`.
@@ -182,8 +182,6 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
         warnings.warn(reason, stacklevel=2)
     _run([point for point in points.values() if not point.finished(point.config.again)])
     runs = load_runs(places.pop()) if points else load_runs(".").head(0)
-    if reason:
-        runs["samples_per_s"] = float("nan")
     swept = [key if key in runs else f"config.{key}" for key, value in zip(flat, values, strict=True) if len(value) > 1]
     first = [name for name in (*swept, *RESULTS) if name in runs]
     runs = runs[[*dict.fromkeys([*first, *runs])]]

@@ -41,6 +41,7 @@ from microp.planner import (
     Priced,
     Pricer,
     Space,
+    other_sizes,
     search,
     what_binds,
 )
@@ -278,10 +279,11 @@ def _too_little(plan: Plan, found: Found, cap: float) -> str:
     words = " ".join(least.choice.words())
     key = "device.memory_gib" if plan.config.memory_gib is None else "memory_gib"
     several = f"each of {found.candidates:,} plans: {words} needs least of them,"
+    sizes = [f"{typed} ({size_text(peak)})" for typed, peak in other_sizes(plan.pricer, least.choice, cap)]
     return (
         f"{key}={cap / GIB:g} is too little for {several if found.candidates > 1 else f'{words}, which needs'} "
         f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={1.01 * least.peak / GIB:.3g} (near "
-        "it, other partitions are tried), more ranks, a smaller batch_size or a smaller model"
+        f"it, other partitions are tried), {', '.join([*sizes, 'or a smaller model'])}"
     )
 
 

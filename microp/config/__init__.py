@@ -23,7 +23,7 @@ from microp.config.config import (
     with_profiles,
     word_problems,
 )
-from microp.config.errors import REFUSED, ConfigError, RunError, Stop, log_traceback, refusal, tracebacks
+from microp.config.errors import REFUSED, ConfigError, RunError, Stop, log_traceback, refusal, tracebacks, typed_words
 from microp.config.factory import own_model
 from microp.config.help_page import key_page, sweep_page
 from microp.config.job_factory import about_resumed, find_resumed, job_of, job_with, make_job, nothing_to_resume

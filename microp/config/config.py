@@ -18,7 +18,6 @@ here, by its settings class or by its builder's signature.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +45,7 @@ from omegaconf.errors import OmegaConfBaseException
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
 from microp.config import schema
-from microp.config.errors import REFUSED, ConfigError, refusal
+from microp.config.errors import REFUSED, ConfigError, refusal, typed_words
 from microp.config.factory import keys_of_builder, own_model, typed
 from microp.config.knobs import Knobs, Unused, without_unused
 from microp.settings import quoted
@@ -70,7 +69,7 @@ class StoredSweeps(SearchPathPlugin):
     """Lets Hydra find the stored sweeps, after `conf/` and `-cd FOLDER`: `-cn first` reads `sweeps/first.yaml`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        typed = _typed_words()
+        typed = typed_words()
         if typed.config_name is None:
             return  # their groups would appear in the tab completion of other commands
         if typed.config_dir:
@@ -78,18 +77,9 @@ class StoredSweeps(SearchPathPlugin):
         search_path.append("stored sweeps", f"file://{SWEEPS}")
 
 
-def _typed_words() -> argparse.Namespace:
-    """Return what the command line says of where a configuration is; other words are ignored."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-cd", "--config-dir")
-    parser.add_argument("-cn", "--config-name")
-    parser.add_argument("-c", "--cfg")  # else it would be read as an abbreviation of -cd
-    return parser.parse_known_args()[0]
-
-
 def typed_folder() -> list[str]:
     """Return the words `-cd FOLDER` if a folder of options was typed; commands that are printed begin with them."""
-    folder = _typed_words().config_dir
+    folder = typed_words().config_dir
     return ["-cd", folder] if folder else []
 
 
@@ -268,7 +258,8 @@ def read_composed(node: DictConfig) -> tuple[schema.Config, dict[str, Unused]]:
     name = getattr(OmegaConf.get_type(node), "__name__", "")
     kind = next((kind for kind in schema.KINDS.values() if kind.__name__ == name), None)
     if kind is None:
-        raise ConfigError(["this is not the configuration of a run: let the file's defaults list begin with `config`"])
+        file = typed_words().config_name or "this"
+        raise ConfigError([f"{file} is no configuration of a run: let the file's defaults list begin with `config`"])
     node = node.copy()
     with read_write(node), open_dict(node):
         node.pop("hydra", None)
@@ -354,7 +345,7 @@ def stored(words: Sequence[str], base: str = "config") -> str:
     chosen = OverridesParser.create().parse_overrides(list(words))
     options = [{f"override {word.key_or_group}": word.value()} for word in chosen if word.key_or_group in schema.GROUPS]
     node = OmegaConf.create({"defaults": [base, *options, "_self_"]})
-    if folder := _typed_words().config_dir:
+    if folder := typed_words().config_dir:
         OmegaConf.update(node, "hydra.searchpath", [f"file://{Path(folder).absolute()}"])
     for word in chosen:
         if word.key_or_group not in schema.GROUPS:

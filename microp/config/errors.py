@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import re
 from collections.abc import Sequence
@@ -43,6 +44,15 @@ class Stop(BaseException):
     """
 
 
+def typed_words() -> argparse.Namespace:
+    """Return what the command line says of where a configuration is; other words are ignored."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-cd", "--config-dir")
+    parser.add_argument("-cn", "--config-name")
+    parser.add_argument("-c", "--cfg")  # else it would be read as an abbreviation of -cd
+    return parser.parse_known_args()[0]
+
+
 def refusal(error: BaseException) -> list[str]:
     """Return why a configuration is refused: our own sentences, or the first line of another library's error.
 
@@ -74,6 +84,8 @@ def refusal(error: BaseException) -> list[str]:
         key, names = match[1], list(GROUPS)
     texts[0] = texts[0].removeprefix("In 'base': ")  # microp's own file; another one's name helps
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
+    if (own := typed_words().config_name) and ("Value 'calc:" in text or "appears more than once" in text):
+        text = f"In '{own}': {text.partition(': Value ')[0]}"
     remedy = _remedy(text, key)
     near = [] if remedy else get_close_matches(key, names, 1) or [name for name in names if key == _initials(name)]
     text += remedy
@@ -90,9 +102,13 @@ def _remedy(text: str, key: str) -> str:
         "Ambiguous value": "several values are a sweep, add -m",
         "of type 'list'": several,
         "of type 'ListConfig'": several,
+        "'calc:": "an expression is written ${calc:'...'}",
+        "more than once": "name one base there, `config`, and an option of a group by `override GROUP: NAME`",
         "is defined before": "overrides are the last lines of a defaults list, before _self_",
         f"Key '{group}.{knob}' not in": f"in a file a key stands below its group, `{group}: {{{knob}: VALUE}}`",
     }
+    if group in ("mode", "sweeper", "params") or key == "hydra.params":
+        remedies["not in '"] = "in a file it stands so: `hydra: {mode: MULTIRUN, sweeper: {params: {KEY: VALUES}}}`"
     if key in values_of("base"):  # a file that lacks it is no configuration of a command
         remedies["is not in struct"] = "let the file's defaults list begin with `config`"
     if re.search("Value '[^']*,", text):

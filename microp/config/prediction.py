@@ -227,7 +227,19 @@ def used_profile(config: Config) -> profiling.Profile | None:
 
 def profile_command(config: Config) -> str:
     """Return the command that measures the configuration's model."""
-    words, asked = [], {"model": config.model.asked, "optimizer": asdict(config.optimizer)}
+    return _command("profile", config, {})
+
+
+def plan_command(config: Config, ranks: int, memory_gib: float) -> str:
+    """Return the command that searches plans for the configuration's model, batch and device."""
+    device = asdict(replace(config.device, memory_gib=None, speed=None))
+    typed = [override("profile", config.profile)] if config.profile else []
+    return _command("plan", config, {"device": device}, f"ranks={ranks}", f"memory_gib={memory_gib:.4g}", *typed)
+
+
+def _command(program: str, config: Config, groups: dict[str, dict[str, Any]], *typed: str) -> str:
+    """Return the command of a program with the configuration's model, optimizer and batch, and with these groups."""
+    words, asked = [*typed], {"model": config.model.asked, "optimizer": asdict(config.optimizer), **groups}
     for group, keys in asked.items():
         defaults = default_values(group, keys["name"])
         given = {key: value for key, value in keys.items() if not is_fixed(group, key) and defaults.get(key) != value}
@@ -235,7 +247,7 @@ def profile_command(config: Config) -> str:
         words += [override(f"{group}.{key}", value) for key, value in given.items()]
     words += [*config.computing.words, f"batch_size={config.batch_size}"]
     words += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
-    return shlex.join(["python", "-m", "microp.profile", *typed_folder(), *words])
+    return shlex.join(["python", "-m", f"microp.{program}", *typed_folder(), *words])
 
 
 def lacks_profile(config: Config, job: Job) -> str | None:

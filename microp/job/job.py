@@ -84,6 +84,7 @@ class Job:
     optimizer: settings.OptimizerSettings = field(default_factory=lambda: settings.ADAM)
     computing: settings.Computing = settings.AS_WRITTEN
     notes: tuple[str, ...] = ()  # what the user should know about how the partition was chosen
+    profile: str | None = None  # the file that an emulated device has its times from
 
     def __post_init__(self) -> None:
         if len(self.partition.sizes) != self.schedule.depth or self.partition.layers != self.model.layers:
@@ -119,6 +120,11 @@ class Job:
         """
         shares = self.shares if self.replica is None else (self.shares[self.replica],)
         return tuple(rows for share in shares for rows in unit_rows(share, self.schedule))
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether actions of more rows take longer: nominal times may be of a microbatch, whatever its rows."""
+        return not self.device.is_emulated or self.profile is not None or "row" in getattr(self.device, "per", ())
 
     def units_of(self, batch: Any) -> list[Any]:
         """Return the units of a tensor (rows, ...) of one replica's batch: its microbatches, or their slices."""

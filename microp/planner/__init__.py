@@ -7,7 +7,7 @@
             └ advice ─────► what fits into a rank's memory instead
 """
 
-from microp.planner.advice import advice, fill_text
+from microp.planner.advice import advice, fill_text, other_sizes
 from microp.planner.balance import Task
 from microp.planner.choices import KNOBS, ORDERS, POLICIES, Choice, Priced, Pricer, Subject
 from microp.planner.prices import EstimatedPrices, NominalPrices, Prices, ProfilePrices

@@ -51,6 +51,7 @@ from microp.config import (
     sweep_page,
     tracebacks,
     typed_overrides,
+    typed_words,
     what_runs,
     with_profiles,
     word_problems,
@@ -61,6 +62,7 @@ from microp.terminal import console
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 BAD_INPUT = 2
+CALLBACK = "++hydra.callbacks.points._target_"
 SILENT_S = 10  # the longest time that another rank of torchrun waits for rank 0 to print what is wrong, in seconds
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -81,6 +83,9 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     warnings.filterwarnings("ignore", ".*Defaults list is missing `_self_`")  # it adds it at the end, as a file means
     # keys behind options: `KEY -m KEY` and `KEY -cd FOLDER KEY` are errors to argparse
     sys.argv[1:] = sorted(with_profiles(sys.argv[1:]), key=lambda word: "=" in word and word[0] != "-")
+    if typed_words().config_name:  # a file that lacks the base lacks the callback that refuses it
+        target = OmegaConf.load(CONF / f"{name}.yaml").hydra.callbacks.points._target_
+        sys.argv.append(f"{CALLBACK}={target}")
     asked = os.environ.get(FULL_ERROR, "0")
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors; it would print several lines and exit with code 1
     PointsCallback.began = None

@@ -77,7 +77,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "resumed": snapshots.about(job.resumed, attempt) if job.resumed else None,
         "step_ms": _spread(step_ms),
         "between_steps_ms": _between_steps(rows, job.engines[0]),
-        "samples_per_s": job.batch_size / median(step_ms) * 1e3 if steps else None,
+        "samples_per_s": job.batch_size / median(step_ms) * 1e3 if steps and job.counts_rows else None,
         "bubble": {
             "measured": median(mean(map(_bubble, by_replica(job, step))) for step in steps) if steps else None,
             "closed_form": None if form is None else float(form),

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from microp.job import LATER
 from microp.records import (
+    KILLED,
     Point,
     RecordError,
     attempts,
@@ -225,8 +226,8 @@ class Store:
         return self.unfinished(points) if points else commands
 
     def unfinished(self, points: Iterable[Point]) -> list[str]:
-        """Return the commands of those points that were not run; runs without a result are among `rows`."""
-        ran = {row["run_id"] for row in self.rows}
+        """Return the commands of those points that did not run to an end; failed ones, too, are among `rows`."""
+        ran = {row["run_id"] for row in self.rows if row["status"] not in ("interrupted", KILLED)}
         missing = (point for point in points if point.run_id not in ran)
         return [command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in missing]
 

@@ -62,7 +62,6 @@ def show_comparison(a: results.Group, b: results.Group, limit: int) -> None:
     sides = [row for group in (a, b) for row in results.records(group.rows)]
     if reason := results.unscaled({key.removeprefix("config."): row[key] for key in row} for row in sides):
         warn(reason)
-        figures = figures[figures["figure"] != "samples_per_s"]
     decides = (
         "samples_per_s" if "config.batch_size" in pairing.compared and not reason else "step_ms"
     )  # the batches differ

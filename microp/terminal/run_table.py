@@ -104,10 +104,7 @@ class Result(NamedTuple):
 
 def result_columns(rows: Sequence[results.PointRow]) -> Iterator[Column]:
     """Yield the columns in which at least one of the rows has something."""
-    unknown = results.unscaled([row.config for row in rows])
     for name, importance, value, about, without in _RESULTS:
-        if name in ("samples/s", "tokens/s") and unknown:
-            continue
         texts = [value(row) for row in rows]
         if any(text is not None for text in texts):
             column = Column(name, [text or without for text in texts], "right", importance)

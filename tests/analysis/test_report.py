@@ -50,6 +50,10 @@ def test_a_point_that_was_planned_again_is_its_younger_run(tmp_path):
     write_plan(tmp_path, "1_mine", "mine", {"old": ["chunks=2"], "other": ["chunks=4"]})
     write_plan(tmp_path, "2_mine", "mine", {"new": ["tracking=disabled", "chunks=2"]})
     assert sorted(point.run_id for point in Store(tmp_path).points("mine")) == ["new", "other"]
+    states = {"finished": 1, "failed": 2, "interrupted": 4}
+    runs = {store_run(tmp_path, f"chunks={m}", status=state): [f"chunks={m}"] for state, m in states.items()}
+    write_plan(tmp_path, "3_ours", "ours", runs)
+    assert Store(tmp_path).missing("ours") == ["python -m microp.run -cn ours hydra.mode=RUN chunks=4"]
 
 
 def test_every_file_of_the_report_is_written_and_told_without_torch_or_wandb(outputs, made):

@@ -112,7 +112,8 @@ def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
     with pytest.warns(UserWarning, match="the nominal times are per microbatch, whatever its rows, so more chunks"):
         nominal = microp.sweep(*SMALL, **keys, device="emulated", chunks=[2, 4])
     assert nominal["step_ms.median"].notna().all()
-    assert nominal["samples_per_s"].isna().all()
+    assert nominal["samples_per_s"].isna().all()  # also of each alone
+    assert microp.Run(nominal["folder"][0]).summary["samples_per_s"] is None
     other = Path(shutil.copytree(runs["folder"][0], tmp_path / "outputs" / "runs" / "other" / "attempt-1"))
     write_json(other / "status.json", {"status": "failed", "message": "m", "started": 1.0})
     (other / "summary.json").unlink()

@@ -78,6 +78,7 @@ def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):
     one = [*words, "schedule=gpipe", "chunks=2", "partition=uniform", "checkpointing=never"]
     little = microp(*one, "memory_gib=0.00001", folder=tmp_path, program="microp.plan").stderr
     assert "is too little for schedule=gpipe chunks=2, which needs " in little
+    assert "(near it, other partitions are tried), or a smaller model" in little  # nor do more ranks or fewer rows help
     assert ran(*one, folder=tmp_path, program="microp.plan").stdout.startswith("1 candidate, 0 need too much memory; ")
 
 

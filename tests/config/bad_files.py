@@ -78,6 +78,8 @@ SWEEPS = {  # configurations for `-cn`
     "broken_own": "ranks: [2\n",
     "group_own": "defaults: [config, nope: x, _self_]\n",
     "list_own": "- ranks\n",
+    "nobase_own": "chunks: 4\n",
+    "twice_own": "defaults: [config, base, _self_]\n",
     "missing_default": "defaults: [config, nosuch, _self_]\n",
     "order_own": "defaults: [override schedule: 1f1b, config, _self_]\n",
     "misspelt_own": "defaults: [config, override schedul: 1f1b, _self_]\n",
@@ -90,7 +92,8 @@ SWEEPS = {  # configurations for `-cn`
         *(("number_key", "1: 2"), ("open", "chunks: ${calc:'1 +'")),
         *(("named", "device: {name: emulated}"), ("word", "device: emulated")),
         *(("values", "chunks: [4, 8]"), ("other_key", "device: {forward_ms: 3}"), ("unknown_key", "rank: 4")),
-        ("dotted", "schedule.stages_per_rank: 2"),
+        *(("dotted", "schedule.stages_per_rank: 2"), ("calc", "skip: calc:'${chunks} > 4'")),
+        *(("sweeper", "sweeper: {params: {chunks: '4,8'}}"), ("params", "hydra: {params: {chunks: '4,8'}}")),
     )
 }
 

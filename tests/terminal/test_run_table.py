@@ -203,16 +203,12 @@ def test_engines_are_compared_within_their_launches_for_each_point():
     assert noisy[0].startswith("torch against microp: too noisy to say: 30.7 % more time [")  # sqrt(0.89 * 1.92)
 
 
-def test_microbatches_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_rows(lines):
+def test_microbatches_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_rows():
     def sweep(words):
         return [row(f"device=emulated {words} chunks={chunks}") for chunks in (4, 8)]
 
     assert verdicts(sweep("")) == []
-    assert "samples/s" not in " ".join(lines(sweep("")))
     assert verdicts(sweep("device.per=[row]"))
-    assert "samples/s" in " ".join(lines(sweep("device.per=[row]")))
-    same_rows = [row(f"device=emulated chunks={chunks} batch_size={8 * chunks}") for chunks in (4, 8)]
-    assert "samples/s" in " ".join(lines(same_rows))
 
 
 def test_stages_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_layers():
