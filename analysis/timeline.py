@@ -24,6 +24,7 @@ import pandas as pd
 
 from analysis import plot
 from analysis.command import OUTPUTS, absent, command_parser, read_report
+from microp.job import LATER
 from microp.records import (
     RecordError,
     TracedStep,
@@ -38,7 +39,7 @@ from microp.records import (
     read_traced_step,
     row_files,
 )
-from microp.results import swept
+from microp.results import swept, unscaled
 from microp.schedule import Schedule
 from microp.system import CommandParser, run_command
 from microp.terminal import console, out
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     runs = [_traced(parser, folder) for folder in options.run]
     drawn = _alone(runs[0]) if len(runs) == 1 else _together(runs)
     lines = timeline(drawn.panels, out.width, sums=drawn.sums, **drawn.about)
-    print(drawn.title)
+    print(textwrap.fill(drawn.title, out.width, break_on_hyphens=False))
     console.draw(lines)
     print()
     for name, run in zip(drawn.names, runs, strict=True):
@@ -135,7 +136,8 @@ def _together(runs: Sequence[_Run]) -> _Drawing:
     """Return the drawing of several runs, measured, one above the other on one time axis."""
     ids = [f"{run.attempt.parent.name}, {run.attempt.name}" for run in runs]
     short = [name.rpartition("-")[0] for name in (run.attempt.parent.name for run in runs)]  # without the hash
-    keys = swept([read_config(run.attempt) for run in runs])
+    configs = [{**LATER, **read_config(run.attempt)} for run in runs]
+    keys = swept(configs)
     told = [key for key in keys if key.partition(".")[0] not in ("schedule", "chunks", "ranks", "tracking")]
     words = zip(*([f"{key}={value}" for value in keys[key]] for key in told), strict=True)
     longer = [" ".join([name, *own]) for name, own in zip(short, words, strict=False)]
@@ -145,7 +147,8 @@ def _together(runs: Sequence[_Run]) -> _Drawing:
     sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}
     schedules = {name: run.step.schedule for name, run in zip(names, runs, strict=True)}
     file = f"timelines-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:8]}"
-    title = f"{len(runs)} runs on one time axis, the last measured step of each"
+    about = f"{len(runs)} runs on one time axis, the last measured step of each"
+    title = "; ".join(filter(None, (about, unscaled(configs))))
     return _Drawing(title, file, names, panels, sums, schedules, {})
 
 

@@ -11,7 +11,8 @@
           question             the same name for all launches of one question
           folder               the folder of the attempt
           started, message     when it began, in seconds since 1970; why it failed
-          disturbed            whether a finished run's timing was disturbed; see `disturbances`
+          disturbed            whether a finished run's timing was disturbed, and
+          disturbed_by         by what, as "load 9.1, 12 overruns"; see `disturbances`
     recorded             of a `Store`: the row as it was recorded, nested
 
 If a point was planned again (the same overrides in a newer plan of the experiment), only its newer
@@ -79,7 +80,10 @@ def load_runs(folder: Path | str) -> pd.DataFrame:
 def _frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.json_normalize([{**row, "disturbed": bool(disturbances(row, row["env"]))} for row in rows])
+    reasons = [(row, ", ".join(each.text for each in disturbances(row, row["env"]))) for row in rows]
+    frame = pd.json_normalize([{**row, "disturbed": bool(why), "disturbed_by": why} for row, why in reasons])
+    groups = {name.partition(".")[0] for name in frame if "." in name}  # whose rows may lack all of it, as `nominal`
+    return frame.drop(columns=groups & {*frame})
 
 
 def finished_runs(folder: Path) -> pd.DataFrame:

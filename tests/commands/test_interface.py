@@ -104,6 +104,7 @@ def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
     assert list(runs)[:5] == ["schedule", "chunks", "status", "step_ms.median", "bubble.measured"]
     assert runs["status"].tolist() == ["finished"] * 4
     assert runs["disturbed"].dtype == bool
+    assert (runs["disturbed_by"].str.len() > 0).tolist() == runs["disturbed"].tolist()
     few = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=[2, 2])
     assert few["folder"].tolist() == [runs["folder"][1]]
     anew = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=2, again=True)
@@ -120,6 +121,7 @@ def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
     every = microp.load_runs(outputs)
     assert every["status"].tolist().count("failed") == 1
     assert str(every["step_ms.n"].dtype) == "Int64"
+    assert {"nominal", "nominal.step", "loss", "loss.last"} & {*every} == {"nominal.step", "loss.last"}
 
 
 def test_a_run_that_is_measured_again_runs_again_and_is_one_row(measured, outputs):
