@@ -198,15 +198,17 @@ class _Events:
             self.kernels[key] = _times(event)
         elif kind in _LAUNCHES:
             self.launched[key] = _times(event)[0]
-        elif kind not in _IGNORED and (mark := self._names(name)):  # those of microp.marked are operators
-            if mark.stage is None and isinstance(args.get("stage"), int):
-                mark = mark._replace(stage=args["stage"])
-            self.ranges[where].append(Range(*_times(event), mark))
-        elif kind == "cpu_op" and not name.startswith(_MESSAGES):
-            start, end = _times(event)
-            self.operators.append(end)
-            if name.startswith("autograd::engine::"):
-                self.backwards.append(start)
+        elif kind not in _IGNORED:
+            mark, is_operator = self._names(name), kind == "cpu_op" and not name.startswith(_MESSAGES)
+            start, end = _times(event) if mark or is_operator else (0, 0)
+            if mark:
+                if mark.stage is None and isinstance(args.get("stage"), int):
+                    mark = mark._replace(stage=args["stage"])
+                self.ranges[where].append(Range(start, end, mark))
+            if is_operator:  # as a range of microp.marked is
+                self.operators.append(end)
+                if name.startswith("autograd::engine::"):
+                    self.backwards.append(start)
 
 
 def _times(event: Event) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from microp.schedule.builders import LOOPED, ORDERS, Drain
 from microp.trace import Span, makespan
 
 FOREIGN = "foreign"  # what microp did not make: an order, the engine, the model
+EXIT = 100_000  # nanoseconds that the profiler may take between an action's end and the end of its range
 SLACK = 1_000  # nanoseconds by which ranges may overlap: files round to a microsecond
 
 
@@ -195,10 +196,10 @@ def _spans(lane: Lane) -> Iterator[tuple[Mark, Span]]:
             middle = third if first == last else _last_operator(lane, opened, int(lane.backwards[first]))
             parts = [(mark, opened, middle), (mark.second, middle, closed)]
         for one, start, until in parts:
-            end = until
+            end = max(_last_operator(lane, start, until), until - EXIT)
             if at := bisect_right(receives, until):
                 start = max(start, receives[at - 1])
-            if (after := bisect_right(sends, start)) < len(sends) and sends[after] < end:
+            if (after := bisect_right(sends, start)) < len(sends) and sends[after] < until:
                 end = _last_operator(lane, start, sends[after])
             first, last = lane.kernels[:, 0].searchsorted((start, until))
             if first < last:  # it launched kernels
