@@ -36,7 +36,7 @@ from microp.points.planned import Planned, experiment_of, planned
 from microp.points.run import SKIPPED, board, equal_points
 from microp.points.slurm_sweep import cancel_jobs
 from microp.results import PointRow, read_point, unscaled, write_table
-from microp.system import is_joined, override, redact_words
+from microp.system import is_joined, override
 from microp.terminal import console, show_runs, show_step
 
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
@@ -95,7 +95,7 @@ class SweepCallback(hydra_app.PointsCallback):
         self._plan = plan = records.plan_in(folder)
         name = config.hydra.job.config_name
         head = {"schema_version": records.SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
-        plan.write({**head, "command": redact_words(sys.argv), "again": self._again}, self._records())
+        plan.write({**head, "command": sys.argv, "again": self._again}, self._records())
         self.write_table()
         self._is_open = True
 
