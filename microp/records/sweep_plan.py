@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,16 +65,6 @@ class SweepPlan:
     def points(self) -> list[Row]:
         """Return all points, in their order."""
         return list(map(json.loads, self._points.read_text().splitlines())) if self._points.exists() else []
-
-
-def plan_in(folder: Path) -> SweepPlan:
-    """Return the plan of the sweep in a folder, the same one in the whole process."""
-    return _plan_in(folder, Path.cwd())
-
-
-@cache
-def _plan_in(folder: Path, _current: Path) -> SweepPlan:
-    return SweepPlan(folder)
 
 
 def claim_folder(wanted: Path) -> Path:
