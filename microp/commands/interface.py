@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from microp import trace
+from microp import records, trace
 from microp.commands.pricing import Price
 from microp.config import (
     NOTHING_LEFT,
@@ -34,17 +34,6 @@ from microp.config import (
     read_config,
 )
 from microp.points import Planned, board, run_attempt
-from microp.records import (
-    LockedError,
-    RecordError,
-    attempts,
-    disturbances,
-    read_env,
-    read_json,
-    read_spans,
-    read_summary,
-    read_traced_step,
-)
 from microp.results import load_runs, load_steps, spans_frame, unscaled
 from microp.system import flatten, override
 
@@ -67,9 +56,9 @@ class Run:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        made = [attempt for attempt in attempts(Path(folder)) if Path(folder) in (attempt, attempt.parent)]
+        made = [attempt for attempt in records.attempts(Path(folder)) if Path(folder) in (attempt, attempt.parent)]
         if not made:
-            raise RecordError(f"{folder} is no run: give outputs/runs/<run>, or one of its attempts")
+            raise records.RecordError(f"{folder} is no run: give outputs/runs/<run>, or one of its attempts")
         self.folder = made[-1]
 
     def __repr__(self) -> str:
@@ -78,19 +67,19 @@ class Run:
         return f"<run {self.summary['run_id']}: step {step:.1f} ms, bubble {bubble:.3f}{doubt}>"
 
     def _repr_html_(self) -> str:
-        step = read_traced_step(self.folder, self.summary)
+        step = records.read_traced_step(self.folder, self.summary)
         drawing = "" if step is None else trace.svg(step.panels, self.summary["run_id"], sums=step.sums)
         return f"{escape(repr(self))}<br>{drawing}"
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole run."""
-        return read_summary(self.folder)
+        return records.read_summary(self.folder)
 
     @cached_property
     def disturbed(self) -> bool:
         """Whether something disturbed its timing, so that its times are not to be trusted."""
-        return bool(disturbances(self.summary, read_env(self.folder)))
+        return bool(records.disturbances(self.summary, records.read_env(self.folder)))
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -100,7 +89,7 @@ class Run:
     @cached_property
     def spans(self) -> pd.DataFrame:
         """The trace of the last measured step: one row per action, moments in milliseconds from the first start."""
-        return spans_frame(read_spans(self.folder), 1e6, "_ms")
+        return spans_frame(records.read_spans(self.folder), 1e6, "_ms")
 
     def draw(self, path: Path | str | None = None, columns: int = 100) -> str:
         """Return the last measured step as text, replayed above measured.
@@ -112,7 +101,7 @@ class Run:
         Raises:
             ValueError: the run has no trace.
         """
-        step = read_traced_step(self.folder, self.summary)
+        step = records.read_traced_step(self.folder, self.summary)
         if step is None:
             raise ValueError(f"{self.folder} has an empty trace: run its command again")
         if path is not None:
@@ -138,7 +127,7 @@ def measure(*overrides: str, folder: Path | str | None = None, **keys: Any) -> R
     if problems := config_checks.only_in_a_sweep(asked.config) + nothing_to_resume(asked.config, asked.job):
         raise ConfigError(problems)
     attempt = _run([asked])[0]
-    status = read_json(attempt / "status.json")
+    status = records.read_json(attempt / "status.json")
     if status["status"] != "finished":
         raise RunError(f"{status['message']} (see {attempt})")
     return Run(attempt)
@@ -209,7 +198,7 @@ def _run(points: list[Planned]) -> list[Path]:
     board.open([len(list(point.job.phases())) for point in points])
     try:
         return [run_attempt(point) for point in points]
-    except LockedError as error:
+    except records.LockedError as error:
         raise RunError(str(error)) from error
     finally:
         board.close()

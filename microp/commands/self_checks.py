@@ -13,43 +13,29 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from microp import settings
 from microp.comms import Comms
+from microp.config import ConfigError, job_of
 from microp.job import Job
 from microp.records import read_rows, read_spans
-from microp.schedule import uniform
-from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
-from microp.system import CommandParser
+from microp.system import CommandParser, override
 from microp.terminal import console
 from microp.trace import idle_edges, makespan
 from microp.worker import RankError, Trainer, launch_ranks, monolith
 
 RANKS = 2
-ALWAYS = settings.Checkpointing("always", 1, False)
-JOB = Job(
-    run_id="check",
-    schedule=gpipe(RANKS, 4),
-    partition=uniform(8, RANKS),
-    model=settings.MlpSettings("mlp", 8, 256, "float32"),
-    checkpointing=settings.NEVER,
-    data=settings.TextSettings("text", None),
-    device=settings.DeviceSettings("cpu", 1),
-    backend=settings.CommsSettings("auto", 30).backend(settings.DeviceSettings("cpu", 1)),
-    timeout_s=30,
-    batch_size=128,
-    steps=5,
-    warmup_steps=2,
-    learning_rate=1e-3,
-    seed=0,
-    engine=settings.EngineSettings("microp", False),
-    sync=settings.SyncSettings("flat", "library"),
-)
+SMALL = (f"ranks={RANKS}", "model.layers=8", "batch_size=512", "steps=5", "warmup_steps=2", "tracking=disabled")
+GPT = ("model=gpt", "model.layers=4", "model.dim=32", "model.context=16", "model.dropout=0.1")
+POLICIES = ("never", "always")
+
+
+def small_job(folder: Path, *words: str) -> Job:
+    """Return a job of the default configuration with a small model, changed by these words."""
+    return job_of(*SMALL, override("output_dir", str(folder)), *words)
 
 
 def gradients(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[int, list[Tensor]]:
@@ -67,16 +53,9 @@ def gradients(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[i
 
 def check_gradients(folder: Path) -> tuple[bool, str]:
     worst, cases = 0.0, 0
-    models = (JOB.model, settings.GptSettings("gpt", 4, 32, "float32", 4, 16, 0.1))
-    for model, build in zip(models, (one_f_one_b, zb_h1), strict=True):
-        for checkpointing in (settings.NEVER, ALWAYS):
-            job = replace(
-                JOB,
-                schedule=build(RANKS, 3),
-                model=model,
-                partition=uniform(model.layers, RANKS),
-                checkpointing=checkpointing,
-            )
+    for words in (("schedule=1f1b",), ("schedule=zb_h1", *GPT)):
+        for policy in POLICIES:
+            job = small_job(folder, "chunks=3", f"checkpointing={policy}", *words)
             found = {
                 index: own for rank in launch_ranks(job, folder, gradients).values() for index, own in rank.items()
             }
@@ -89,18 +68,18 @@ def check_gradients(folder: Path) -> tuple[bool, str]:
 
 def check_memory(folder: Path) -> tuple[bool, str]:
     peaks = {}
-    for checkpointing in (settings.NEVER, ALWAYS):
-        attempt = folder / checkpointing.name
+    for policy in POLICIES:
+        attempt = folder / policy
         attempt.mkdir()
-        launch_ranks(replace(JOB, checkpointing=checkpointing, batch_size=512), attempt)
-        peaks[checkpointing.name] = [read_rows(attempt, rank)[-1]["peak_memory_mib"] for rank in range(RANKS)]
+        launch_ranks(small_job(folder, f"checkpointing={policy}"), attempt)
+        peaks[policy] = [read_rows(attempt, rank)[-1]["peak_memory_mib"] for rank in range(RANKS)]
     fell = all(with_it < without for with_it, without in zip(peaks["always"], peaks["never"], strict=True))
     shown = {name: ", ".join(f"{peak:.2f}" for peak in values) for name, values in peaks.items()}
     return fell, f"peak MiB per rank: never {shown['never']}; always {shown['always']}"
 
 
 def check_bubble(folder: Path) -> tuple[bool, str]:
-    launch_ranks(replace(JOB, batch_size=512), folder)
+    launch_ranks(small_job(folder), folder)
     spans = read_spans(folder)
     (first_before, first_after), (last_before, last_after) = idle_edges(spans)[0], idle_edges(spans)[RANKS - 1]
     total = makespan(spans)
@@ -125,7 +104,7 @@ def run_checks() -> Iterator[tuple[str, bool, str]]:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 passed, figure = check(Path(folder))
-            except RankError as error:
+            except (ConfigError, RankError) as error:
                 passed, figure = False, str(error)
         yield name, passed, figure
 

@@ -16,7 +16,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed import Store, rendezvous  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
 
 from microp.comms.base import Comms, Inbox, Message, Outbox, Sum
 from microp.comms.delay import DelayedComms, Pacer, sleep_until
@@ -46,7 +45,7 @@ def init_process_group(
         backend: `shm`, `tcp`, `gloo`, or `nccl` (RCCL on ROCm).
         device: the device of this rank's tensors; a GPU must be the current device.
         timeout_s: the longest wait for another rank, in seconds.
-        replicas: the number of pipelines that the processes form; each is a row of torch's DeviceMesh.
+        replicas: the number of pipelines that the processes form.
         hosts: the hosts of the processes; None if it is one.
         store: the store through which the processes connect; None: the one that the environment names.
 
@@ -62,15 +61,16 @@ def init_process_group(
     with in_our_words(timeout_s, "another rank"):
         if store is None:
             store, _, _ = next(rendezvous("env://", timeout=patience))
-        store.set(f"came/{rank}", "")  # gloo itself would wait for ever for a rank that does not come
+        store.set(f"came/{rank}", "")  # NCCL itself would not wait for a rank that does not come
         store.wait([f"came/{other}" for other in range(world)], patience)
         own_timeout = kind.own_timeout(timeout_s)
         dist.init_process_group(kind.library, timeout=own_timeout, store=store, rank=rank, world_size=world)
     row = column = None
     if replicas > 1:
-        names = ("replica", "pipeline")
-        mesh = init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=names)
-        row, column = mesh.get_group("pipeline"), mesh.get_group("replica")
+        ranks = world // replicas
+        rows = [list(range(first, first + ranks)) for first in range(0, world, ranks)]
+        row, _ = dist.new_subgroups_by_enumeration(rows, timeout=own_timeout)
+        column, _ = dist.new_subgroups_by_enumeration(list(map(list, zip(*rows, strict=True))), timeout=own_timeout)
 
     hosts = hosts or one_host(world)
     comms = kind(device, timeout_s, row, hosts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from microp.comms.heartbeat import Heartbeats
-from microp.comms.waiting import Countdown
 
 REDUCTIONS = ("sum", "product", "min", "max")
 
@@ -250,11 +248,6 @@ class Comms(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Return when every rank of every pipeline has called it."""
-
-    def waiting(self, peer: str = "another rank") -> AbstractContextManager[Countdown]:
-        """Return a context in which torch's own code may wait for `peer`, for `timeout_s` after each renewal."""
-        del peer
-        return nullcontext(Countdown(self.timeout_s))
 
     @abstractmethod
     def close(self) -> None:

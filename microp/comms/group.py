@@ -1,16 +1,13 @@
 """The transport between processes over a `torch.distributed` process group: gloo, and what NCCL has in common.
 
-gloo's own time-outs go by the clock, which Ctrl-Z does not stop, and a wait that is over too early cannot be begun
-again: gloo closes its connections. So gloo itself waits for ever, and a thread counts the time in which this process
-ran (`Watchdog`).
+The library counts the time-out itself, by the clock, which Ctrl-Z does not stop.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from time import perf_counter_ns
@@ -20,28 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import (
-    Comms,
-    Inbox,
-    Message,
-    Outbox,
-    Pending,
-    PostedReceive,
-    PostedSend,
-    Sum,
-    check_reduction,
-    mailbox_sizes,
-    view_of,
-)
+from microp.comms import base
 from microp.comms.hosts import Hosts
-from microp.comms.waiting import TICK_S, Countdown
 
-_NEVER = timedelta(days=365)
-_NOBODY_S = 2**31 - 1  # a tag that no message has
 _CANARY = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
 
 
-class GroupComms(Comms):
+class GroupComms(base.Comms):
     """The transport between processes over a `torch.distributed` process group; None for all processes.
 
     `hosts` are those of all processes, which messages name if they are several.
@@ -52,8 +34,7 @@ class GroupComms(Comms):
     @staticmethod
     def own_timeout(timeout_s: float) -> timedelta:
         """Return the library's own time-out, for waits of at most `timeout_s`."""
-        del timeout_s  # the watchdog counts it
-        return _NEVER
+        return timedelta(seconds=timeout_s)
 
     def __init__(self, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None) -> None:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -62,38 +43,37 @@ class GroupComms(Comms):
         self.names = [f"rank {rank}" for rank in range(self.world_size)]
         if hosts and hosts.are_several:
             self.names = [hosts.rank_text(rank) for rank in dist.get_process_group_ranks(self.group)]
-        self._watchdog = Watchdog(self.group, timeout_s)
         self._buffers: dict[tuple[int, int], Tensor] = {}  # (source, tag) -> the receive buffer
 
-    def expect(self, messages: Iterable[Message]) -> None:
+    def expect(self, messages: Iterable[base.Message]) -> None:
         """Allocate the receive buffers of a step, one per mailbox of the schedule."""
         mine = [message for message in messages if message.dest == self.rank]
-        pool = {key: torch.empty(nbytes, dtype=torch.uint8) for key, nbytes in mailbox_sizes(mine).items()}
+        pool = {key: torch.empty(nbytes, dtype=torch.uint8) for key, nbytes in base.mailbox_sizes(mine).items()}
         self._buffers = {(src, tag): pool[src, dest, slot] for src, dest, tag, _, slot in mine}
 
     def is_received(self, address: int) -> bool:
         buffers = self._buffers.values()
         return any(buffer.data_ptr() <= address < buffer.data_ptr() + buffer.nbytes for buffer in buffers)
 
-    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
+    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> base.Outbox:
         send = partial(self._start, self.group.send, dest, tag)
-        return PostedSend(lambda tensor: send(tensor.contiguous()))
+        return base.PostedSend(lambda tensor: send(tensor.contiguous()))
 
-    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
+    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> base.Inbox:
         """Return an inbox. The size of what was announced in `expect` is checked by its sender, so without a canary."""
         receive = partial(self._start, self.group.recv, src, tag)
         if (src, tag) in self._buffers:
-            return PostedReceive(partial(receive, view_of(self._buffers[src, tag], shape, dtype)))
+            return base.PostedReceive(partial(receive, base.view_of(self._buffers[src, tag], shape, dtype)))
 
-        def start() -> Pending:
+        def start() -> base.Pending:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
             return receive(tensor, _with_canary(tensor))
 
-        return PostedReceive(start)
+        return base.PostedReceive(start)
 
     def _start(
         self, transfer: Callable[..., Any], peer: int, tag: int, tensor: Tensor, canary: Tensor | None = None
-    ) -> Pending:
+    ) -> base.Pending:
         """Start to send to a peer or to receive from it."""
         try:
             work = transfer([tensor], peer, tag)
@@ -102,12 +82,12 @@ class GroupComms(Comms):
         return _Transfer(self, work, tensor, self.names[peer], canary)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        check_reduction(op)
-        with in_our_words(self.timeout_s, "another rank"), self.waiting():
+        base.check_reduction(op)
+        with in_our_words(self.timeout_s, "another rank"):
             dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.group)
         return tensor
 
-    def iall_reduce(self, tensor: Tensor) -> Sum:
+    def iall_reduce(self, tensor: Tensor) -> base.Sum:
         work = dist.all_reduce(tensor, group=self.group, async_op=True)
         return _Sum(self, work, tensor, self.names[(self.rank + 1) % self.world_size])
 
@@ -121,16 +101,13 @@ class GroupComms(Comms):
         """Return the tensor of every rank, all of one size."""
         mine = tensor.to(self.device)
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
-        with in_our_words(self.timeout_s, "another rank"), self.waiting():
+        with in_our_words(self.timeout_s, "another rank"):
             dist.all_gather(gathered, mine, group=self.group)
         return [each.cpu() for each in gathered]
 
     def barrier(self) -> None:
-        with in_our_words(self.timeout_s, "another rank"), self.waiting():
+        with in_our_words(self.timeout_s, "another rank"):
             dist.barrier()
-
-    def waiting(self, peer: str = "another rank") -> AbstractContextManager[Countdown]:
-        return self._watchdog.watch(peer)
 
     def close(self) -> None:
         self.barrier()  # no rank closes a connection that another rank still uses
@@ -143,55 +120,7 @@ class GroupComms(Comms):
 
     def drop(self) -> None:
         """Forget the group."""
-        self._watchdog.close()
         self.group = None
-
-
-class Watchdog:
-    """Ends waits over gloo after a time-out, which is counted in time in which this process ran.
-
-    Waits are over `group` or over the group of all processes.
-    """
-
-    def __init__(self, group: Any, timeout_s: float) -> None:
-        self._groups, self._timeout_s = [group, dist.group.WORLD], timeout_s
-        self._waits: dict[int, Countdown] = {}  # by their ids; threads may wait at the same time
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="watchdog", daemon=True)
-        self._thread.start()
-
-    @contextmanager
-    def watch(self, peer: str) -> Iterator[Countdown]:
-        """Yield the countdown of a wait for `peer` that begins. Raises TimeoutError if it ends before the wait does."""
-        countdown = Countdown(self._timeout_s)
-        self._waits[id(countdown)] = countdown
-        try:
-            yield countdown
-        except RuntimeError:
-            if countdown.is_over:
-                raise TimeoutError(f"waited {self._timeout_s:g} s for {peer}") from None
-            raise
-        finally:
-            del self._waits[id(countdown)]
-
-    def close(self) -> None:
-        """End the thread, and forget the groups."""
-        self._over.set()
-        self._thread.join()
-        self._groups.clear()
-
-    def _look(self) -> None:
-        while not self._over.wait(min(TICK_S, self._timeout_s / 4)):
-            for countdown in list(self._waits.values()):
-                if countdown.tick() <= 0:
-                    self._close_connections()
-
-    def _close_connections(self) -> None:
-        """Let a receive time out, after which gloo closes all connections of the group: each wait for them fails."""
-        for group in self._groups:
-            with suppress(RuntimeError, ValueError):  # a group of one rank has no connection
-                peer = (group.rank() + 1) % group.size()
-                group.recv([torch.empty(1)], peer, _NOBODY_S).wait(timedelta(milliseconds=1))
 
 
 def _with_canary(buffer: Tensor) -> Tensor | None:
@@ -228,8 +157,8 @@ class _Transfer:
         self._comms, self._work, self._tensor, self._peer, self._canary = comms, work, tensor, peer, canary
 
     def wait(self) -> Tensor:
-        with in_our_words(self._comms.timeout_s, self._peer), self._comms.waiting(self._peer):
-            self._work.wait(_NEVER)
+        with in_our_words(self._comms.timeout_s, self._peer):
+            self._work.wait(self._comms.own_timeout(self._comms.timeout_s))
         if self._canary is not None and torch.equal(self._canary, _CANARY[-len(self._canary) :]):
             raise ConnectionError(
                 f"{self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, PostedReceive, PostedSend, Sum
+from microp.comms.base import Inbox, Message, Outbox, Pending, PostedReceive, PostedSend, Sum
 from microp.comms.group import GroupComms, in_our_words
 from microp.comms.hosts import Hosts
 
@@ -34,7 +34,6 @@ class NcclComms(GroupComms):
     """A `GroupComms` over NCCL. `wait()` of a transfer lets the current stream wait, and returns at once."""
 
     library = "nccl"
-    waiting = Comms.waiting  # torch has a watchdog for NCCL, which goes by the clock
 
     @staticmethod
     def own_timeout(timeout_s: float) -> timedelta:
@@ -42,7 +41,6 @@ class NcclComms(GroupComms):
 
     def __init__(self, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None) -> None:
         super().__init__(device, timeout_s, group, hosts)
-        self._watchdog.close()
         members, own_timeout = dist.get_process_group_ranks(self.group), self.own_timeout(timeout_s)
         self._up, self._down = (
             dist.new_group(members, timeout=own_timeout, use_local_synchronization=True) for _ in range(2)

@@ -77,17 +77,7 @@ class Countdown:
     """The rest of a time-out."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin again."""
-        self._left, self._last = self._seconds, time.monotonic()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no time is left."""
-        return self._left <= 0
+        self._left, self._last = seconds, time.monotonic()
 
     def tick(self) -> float:
         """Return the seconds that are left, at most 0 when time is up; called at least once per `TICK_S`."""

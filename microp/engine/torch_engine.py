@@ -104,8 +104,7 @@ class TorchEngine:
             targets = torch.cat(list(self._last.batch.targets or ()))
         self._at(Place.RUNTIME)
         try:
-            with self._comms.waiting() as self._wait:
-                self._runtime.step(*inputs, target=targets, return_outputs=False)
+            self._runtime.step(*inputs, target=targets, return_outputs=False)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a layer may be the user's own, and exit
@@ -137,9 +136,7 @@ class TorchEngine:
         wait_start = self._marks[-1] if self._marks else mark()
         self._at(self._places.get(action, Place.RUNTIME))
         start = mark()
-        self._wait.renew()
         result = run(microbatch, None)
-        self._wait.renew()
         self._at(Place.RUNTIME)
         self._row.append(action)
         self._marks += (wait_start, start, mark())

@@ -8,13 +8,13 @@
 A user's model function imports `Layers` and, for a model that does not embed its tokens, `Bits` from here.
 """
 
-from microp.model.autocast import lowered_types, open_autocast
+from microp.model.autocast import fake_tensors, lowered_types, open_autocast
 from microp.model.data import library_text, open_batches, open_data
-from microp.model.fake import fake_tensors, memory_of
 from microp.model.inspection import inspect_layers, number_of_weights
 from microp.model.layers import Bits, Model
 from microp.model.own import Layers, build_model, code_of
 from microp.model.randomness import Dropout, generator_states, random_parts, seeded
 from microp.model.slices import Sliced
 from microp.model.stage import Batch, Stage
+from microp.model.watch import memory_of
 from microp.model.weight_gradients import SMALL, adds_in_product

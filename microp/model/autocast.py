@@ -12,20 +12,21 @@ it is of, so that the gradient of a weight is float32 again.
 
 Each device has its own autocast (of a tensor in bf16, LayerNorm and softmax make bf16 on a CPU and float32 on a GPU),
 and the meta device, on which large models are checked otherwise, has none. So layers that are not on the device are
-tried with fake tensors.
+tried with fake tensors, which have a shape, a type and a device but no numbers, and take no memory.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from microp.model.fake import fake_tensors
 from microp.model.own import Layers
+from microp.model.slices import causal_mask
 from microp.model.trial import rows_for_trial
 from microp.model.watch import Watch, device_of, layer_text, tensor_text, tried
 from microp.settings import LOWERED, Computing
@@ -41,6 +42,19 @@ def open_autocast(computing: Computing, device: torch.device | str) -> AbstractC
         return nullcontext()
     dtype = getattr(torch, LOWERED[computing.dtype])
     return torch.autocast(torch.device(device).type, dtype=dtype, cache_enabled=False)
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Let all tensors that this thread makes be fake ones; others can be used with them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # it imports sympy, and few commands need it
+
+    causal_mask.cache_clear()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        causal_mask.cache_clear()  # a fake mask is nothing for a run
 
 
 def lowered_types(made: Layers, computing: Computing, device: str = "cpu") -> tuple[str, ...]:

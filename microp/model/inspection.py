@@ -27,7 +27,7 @@ from microp.model.division import choose_division, undivided_text
 from microp.model.loss_check import check_loss
 from microp.model.own import Layers, is_dataset, row_form, separated
 from microp.model.randomness import seeded
-from microp.model.split_backward import SplitBackward, trained
+from microp.model.split_backward import SplitBackward, has_hooks, trained
 from microp.model.trial import TYPES, Trial, or_none, rows_for_trial, weights_of
 from microp.model.watch import layer_text, tensor_text
 from microp.settings import LayerFacts, LayerWork, TiedWeight
@@ -60,6 +60,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
     tied = _tied(made)
     _check_buffers(made)
     layers = separated(made.layers, tied)
+    _check_hooks(layers, made.layers)
     fresh = or_none(deepcopy, list(layers))
     # 2. the layers, with two numbers of rows
     few, more = (Trial(layers, made, rows) for rows in (2, 3))
@@ -70,7 +71,6 @@ def _facts(made: Layers, code: str) -> LayerFacts:
                 "let the first size be the rows, and the others not depend on them"
             )
     if few.is_real:
-        few.check_copies(list(made.layers))
         few.check_alone(few.many_rows()[0])
         if fresh is not None:
             few.check_first(fresh, more)
@@ -204,6 +204,16 @@ def _tied(made: Layers) -> tuple[TiedWeight, ...]:
     if made.tied and not tied:
         raise ValueError("tied=True, but no two layers with one weight: let them share it (head.weight = first.weight)")
     return tied
+
+
+def _check_hooks(layers: Sequence[nn.Module], originals: Iterable[nn.Module]) -> None:
+    """Raise ValueError if a layer that was copied, as it shares weights, has hooks, which its copy lacks."""
+    for index, (layer, original) in enumerate(zip(layers, originals, strict=True)):
+        if layer is not original and has_hooks(original):
+            raise ValueError(
+                f"{layer_text(layers, index)}, which shares a weight that has a hook: each layer gets a copy of its "
+                "own, without the hook, so register none on weights that layers share"
+            )
 
 
 def _check_buffers(made: Layers) -> None:

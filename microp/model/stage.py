@@ -32,10 +32,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from microp.model.autocast import open_autocast
 from microp.model.division import choose_division, undivided_text
-from microp.model.fake import memory_of
 from microp.model.randomness import GENERATOR, Reseeded, random_parts
 from microp.model.slices import Sliced
 from microp.model.split_backward import Deferred, SplitBackward, run_backward, run_together, trained
+from microp.model.watch import memory_of
 from microp.settings import AS_WRITTEN, Checkpointing, Computing
 
 

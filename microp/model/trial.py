@@ -159,27 +159,6 @@ class Trial:
             if turn and perf_counter() > end:
                 break
 
-    def check_copies(self, originals: Sequence[nn.Module]) -> None:
-        """Raise ValueError if a layer that was copied, as it shares weights, has other gradients than the original."""
-        for index, (layer, original) in enumerate(zip(self._layers, originals, strict=True)):
-            if layer is original or not self.outputs[index].requires_grad:
-                continue
-            x, gradient, made = (
-                self.outputs[index - 1] if index else self.inputs,
-                random_gradient(self.outputs[index]),
-                [],
-            )
-            for each in (layer, original):
-                with seeded(0):
-                    each(entering(x)[1]).backward(gradient)
-                made.append([weight.grad for weight in each.parameters()])
-                each.zero_grad()
-            if not all(one is other or are_equal(one, other) for one, other in zip(*made, strict=True)):
-                raise ValueError(
-                    f"{layer_text(self._layers, index)}, which shares a weight that has a hook: each layer gets a copy "
-                    "of its own, without the hook, so register none on weights that layers share"
-                )
-
     def check_alone(self, inputs: Tensor) -> None:
         """Raise ValueError if a layer makes something else when other layers have been given another input since."""
         passed = self.replay(inputs)

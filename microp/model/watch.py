@@ -63,6 +63,12 @@ def place_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0
 
 
+def memory_of(tensor: Tensor) -> int:
+    """Return what tensors in the same memory have in common: its address; of fake ones, another number."""
+    storage = tensor.untyped_storage()
+    return id(storage) if storage.device.type == "meta" else storage.data_ptr()
+
+
 def tried(call: Callable[[], Any], what: str, remedy: str) -> Any:
     """Return what a call returns. Raises ValueError with the error of a call that fails."""
     try:

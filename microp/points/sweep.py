@@ -37,7 +37,7 @@ from microp.points.point import SKIPPED
 from microp.points.run import board
 from microp.points.slurm_sweep import cancel_jobs
 from microp.results import PointRow, read_point, unscaled, write_table
-from microp.system import is_joined, override, redact_words
+from microp.system import is_joined, override
 from microp.terminal import console, show_runs, show_step
 
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
@@ -93,11 +93,11 @@ class SweepCallback(hydra_app.PointsCallback):
         folder = records.claim_folder(Path(config.hydra.sweep.dir))
         config.hydra.sweep.dir = str(folder)  # where Hydra looks for it, and every point
         config.hydra.overrides.hydra.append(override("hydra.sweep.dir", str(folder)))
-        self._plan = plan = records.plan_in(folder)
+        self._plan = plan = records.SweepPlan(folder)
         name = config.hydra.job.config_name
         typed = [word for word in sys.argv if not word.startswith(hydra_app.CALLBACK)]
         head = {"schema_version": records.SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
-        plan.write({**head, "command": redact_words(typed), "again": self._again}, self._records())
+        plan.write({**head, "command": typed, "again": self._again}, self._records())
         self.write_table()
         self._is_open = True
 

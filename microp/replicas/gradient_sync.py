@@ -139,7 +139,7 @@ class TorchDdp(GradientSync):
     def __init__(self, stages: Mapping[int, nn.Module], comms: Comms, bucket_mb: float) -> None:
         super().__init__(stages, "torch_ddp")
         assert isinstance(comms, GroupComms)  # `BucketSettings.problems` refuses ranks that are threads
-        self._waiting, self.loss_scale = comms.waiting, comms.world_size
+        self.loss_scale = comms.world_size
         self.nbytes = sum(parameter.nbytes for parameters in self.parameters.values() for parameter in parameters)
         self._reducers = {
             index: DistributedDataParallel(
@@ -169,8 +169,7 @@ class TorchDdp(GradientSync):
                     "a weight had no gradient in the step before, and sync=torch_ddp waits for that of each one: "
                     "use sync=ddp"
                 ) from error
-            with self._waiting():
-                return run(microbatch, x)
+            return run(microbatch, x)
 
         return reduced
 

@@ -41,7 +41,7 @@ class CommsSettings:
     name: Annotated[str, OneOf("auto", "shm", "tcp", "gloo", "nccl", "threads")]
     # the longest time that a rank waits for another one that runs, in seconds: give more than the longest action and
     # the first step take (over shm, nominal times do not count); one that is killed or stopped is noticed at once.
-    # Time in which all ranks are stopped, as by Ctrl-Z, does not count.
+    # Time in which all ranks are stopped, as by Ctrl-Z, counts over gloo alone.
     timeout_s: Annotated[float, Positive(1_000_000, "give seconds, e.g. 60")]
 
     def backend(self, device: DeviceSettings) -> str:

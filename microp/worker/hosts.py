@@ -102,7 +102,9 @@ def join(job: Job, facts: Mapping[str, Any]) -> Joined:
     comms.heartbeats = heartbeats if is_own else Heartbeats(world, cards[first]["heartbeats"])
     comms.heartbeats.hosts = hosts if hosts.are_several else None
     comms.heartbeats.start(rank)
-    group = dist.new_group(backend="gloo") if job.backend == "nccl" else None
+    group = None
+    if job.backend == "nccl":
+        group = dist.new_group(backend="gloo", timeout=GroupComms.own_timeout(job.timeout_s))
     return Joined(comms, GroupComms(torch.device("cpu"), job.timeout_s, group, hosts), hosts)
 
 

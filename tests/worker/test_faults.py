@@ -67,12 +67,10 @@ def test_a_rank_that_does_not_answer_is_named_by_those_that_wait(fault, tmp_path
         assert "in _happen" in error.log.read_text()  # the log of the rank that hung says where it was
 
 
-@pytest.mark.parametrize(  # one at a barrier
-    ("where", "changes"), [("forward", {"backend": "shm"}), ("optimizer", {"backend": "gloo"}), ("torch", TORCH)]
-)
-def test_time_in_which_all_ranks_are_stopped_does_not_count(where, changes, tmp_path):
+@pytest.mark.parametrize("where", ["forward", "optimizer"])  # one at a barrier
+def test_time_in_which_all_ranks_are_stopped_does_not_count(where, tmp_path):
     """After Ctrl-Z and `fg` the slow rank needs some of the time-out that the others have not used."""
-    job = small_job(schedule=one_f_one_b(2, 4), steps=4, timeout_s=4, **changes)
+    job = small_job(schedule=one_f_one_b(2, 4), steps=4, timeout_s=4, backend="shm")
 
     def stop_a_while() -> None:
         while not (tmp_path / "happened").exists():
