@@ -20,7 +20,7 @@ from microp.records import WriteError, read_traced_step, write_text
 from microp.schedule import Schedule, to_torch_csv
 from microp.schedule.builders import LOOPED, ORDERS
 from microp.simulator import Simulated, calibrate_steps, critical_path, replay_steps
-from microp.system import CommandParser
+from microp.system import CommandParser, redact_words
 from microp.terminal import Column, console, err, show_columns
 
 FILES = """traces of torch.profiler, one per rank of a pipeline (also .gz); Chrome or Perfetto JSON with a lane per
@@ -115,7 +115,7 @@ def _import(options: argparse.Namespace) -> None:
     for note in traced.notes:
         console.warn(note)
     # 2. record and show
-    about = {"command": sys.argv, "notes": traced.notes, "clocks": traced.clocks}
+    about = {"command": redact_words(sys.argv), "notes": traced.notes, "clocks": traced.clocks}
     attempt, summary = foreign.record(options.output_dir / "runs", traced, rows, about, options.name)
     _show(traced, summary, replayed)
     if len(every[-1]) <= trace.DRAWN and (step := read_traced_step(attempt, summary)):

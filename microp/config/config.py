@@ -49,7 +49,7 @@ from microp.config.errors import REFUSED, ConfigError, refusal, typed_words
 from microp.config.factory import keys_of_builder, own_model, typed
 from microp.config.knobs import Knobs, Unused, without_unused
 from microp.settings import quoted
-from microp.system import CONF, SWEEPS, override, see_current_folder
+from microp.system import CONF, SWEEPS, override, redact_values, see_current_folder
 
 MOST_POINTS = 100_000  # each is composed and checked before the first one runs
 # The environment variables that a configuration may read, because whatever it holds is written to files.
@@ -354,5 +354,5 @@ def stored(words: Sequence[str], base: str = "config") -> str:
 
 
 def to_yaml(config: schema.Config) -> str:
-    """Return the resolved configuration as YAML that Hydra can read."""
-    return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+    """Return the resolved configuration as YAML that Hydra can read, without secrets."""
+    return OmegaConf.to_yaml(OmegaConf.create(redact_values(plain(config))))

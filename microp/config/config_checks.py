@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from microp import settings, system
+from microp.config.config import plain
 from microp.config.prediction import profile_notes, profile_problems, uneven_rows
 from microp.config.schema import Config
 from microp.job import Job, torch_problems
@@ -177,7 +178,9 @@ def _slurm_problems(config: Config) -> list[str]:
         )
     if config.comms.name == "threads":
         wrong.append("launch=slurm makes each rank a task of its job, not a thread: use comms=auto")
-    return wrong
+    values = system.flatten(plain(config))
+    secret = [key for key, value in system.redact_values(values).items() if value != values[key]]
+    return wrong + [f"{key} is a secret, and a job reads its point from a file: use launch=elastic" for key in secret]
 
 
 def as_run(config: Config, schedule: Schedule) -> Schedule:

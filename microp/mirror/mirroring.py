@@ -83,7 +83,7 @@ _PLAIN: dict[str, Any] = {
     "silent": True,
     "disable_git": True,
     "save_code": False,
-    "x_disable_meta": True,  # the variables of Slurm, of which one is a token
+    "x_disable_meta": True,  # the command, with its secrets, and the variables of Slurm, of which one is a token
     "x_save_requirements": False,  # takes half the time of a W&B run; versions are in the configuration
 }
 

@@ -42,7 +42,7 @@ from microp.mirror import mirror, take_agent
 from microp.points.hydra_app import runs_beside_others
 from microp.points.next_commands import print_resume
 from microp.points.planned import Planned
-from microp.system import places, processor, server
+from microp.system import places, processor, redact_words, server
 from microp.terminal import console
 from microp.worker import RankError
 
@@ -79,7 +79,7 @@ class Attempt:
         self._env: dict[str, Any] = {
             **_environment(),
             "experiment": self._point.experiment,
-            "overrides": self._point.overrides,
+            "overrides": redact_words(self._point.overrides),
             "wandb_agent": take_agent(),
         }
         if runs_beside_others():
@@ -191,7 +191,7 @@ def _environment() -> dict[str, Any]:
     packages = ("torch", "hydra-core", "wandb", "numpy")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "command": sys.argv,
+        "command": redact_words(sys.argv),
         "commit": _commit(),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in packages},

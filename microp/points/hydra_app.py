@@ -272,6 +272,12 @@ class PointsCallback(Callback):
         self._start(config, composed)
 
     @stop_on_error
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        """Remove the file in which Hydra repeats the whole command, secrets included; plan.json has it without them."""
+        if is_sweep(config):
+            (Path(config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
+
+    @stop_on_error
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Release the point's configurations, which Hydra would keep until the last point has run."""
         job_return.cfg = job_return.hydra_cfg = None

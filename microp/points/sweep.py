@@ -37,7 +37,7 @@ from microp.points.point import SKIPPED
 from microp.points.run import board
 from microp.points.slurm_sweep import cancel_jobs
 from microp.results import PointRow, read_point, unscaled, write_table
-from microp.system import is_joined, override
+from microp.system import is_joined, override, redact_words
 from microp.terminal import console, show_runs, show_step
 
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
@@ -97,7 +97,7 @@ class SweepCallback(hydra_app.PointsCallback):
         name = config.hydra.job.config_name
         typed = [word for word in sys.argv if not word.startswith(hydra_app.CALLBACK)]
         head = {"schema_version": records.SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
-        plan.write({**head, "command": typed, "again": self._again}, self._records())
+        plan.write({**head, "command": redact_words(typed), "again": self._again}, self._records())
         self.write_table()
         self._is_open = True
 

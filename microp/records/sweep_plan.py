@@ -25,6 +25,7 @@ from microp.records.files import write_text
 from microp.records.lock import hold
 from microp.records.recorder import write_json
 from microp.records.records import RecordError, Row, read_record, unreadable
+from microp.system import redact_values, redact_words
 
 REMEDY = "run its sweep again"
 
@@ -35,6 +36,7 @@ class SweepPlan:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._points = folder / "points.jsonl"
+        self._secret: dict[tuple[str, ...], Row] = {}  # points that are not whole on disk
 
     @property
     def head(self) -> dict[str, Any]:
@@ -48,23 +50,34 @@ class SweepPlan:
 
     def write(self, head: dict[str, Any], points: Iterable[Row]) -> None:
         """Write the plan of a sweep that starts; `points` have at least `overrides`, and a `run_id` unless left out."""
-        every = list(points)
-        write_text(self._points, "".join(map(_line, every)))
-        write_json(self.folder / "plan.json", {**head, "points": _listed(every)})
+        lines = [self._line(point) for point in points]
+        write_text(self._points, "".join(lines))
+        write_json(self.folder / "plan.json", {**head, "points": _listed(map(json.loads, lines))})
 
     def add(self, point: Row) -> None:
         """Add a point that a sweeper has only just chosen; several processes may do so at once."""
         with hold(self.folder, waiting=lambda _: None):
-            write_text(self._points, self._points.read_text() + _line(point))
+            write_text(self._points, self._points.read_text() + self._line(point))
             write_json(self.folder / "plan.json", {**self.head, "points": _listed(self.points())})
 
     def find(self, overrides: Sequence[str]) -> Row | None:
         """Return the point with these overrides; None if the plan has none."""
+        if whole := self._secret.get(tuple(overrides)):
+            return whole
         return next((point for point in self.points() if point["overrides"] == list(overrides)), None)
 
     def points(self) -> list[Row]:
         """Return all points, in their order."""
         return list(map(json.loads, self._points.read_text().splitlines())) if self._points.exists() else []
+
+    def _line(self, point: Row) -> str:
+        """Return the line of a point; a point with secrets is written without them, and kept whole in this process."""
+        written = {**point, "overrides": redact_words(point["overrides"])}
+        if "config" in point:
+            written["config"] = redact_values(point["config"])
+        if written != point:
+            self._secret[tuple(point["overrides"])] = point
+        return json.dumps(written) + "\n"
 
 
 def claim_folder(wanted: Path) -> Path:
@@ -78,10 +91,6 @@ def claim_folder(wanted: Path) -> Path:
             folder = wanted.with_name(f"{wanted.name}_{number}")
         else:
             return folder
-
-
-def _line(point: Row) -> str:
-    return json.dumps(point) + "\n"
 
 
 def _listed(points: Iterable[Row]) -> list[Row]:

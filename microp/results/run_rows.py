@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from microp.records import Disturbance, disturbances, read_env, read_status, read_summary, write_text
 from microp.results.swept import differing, text
-from microp.system import flatten
+from microp.system import flatten, redact_values, redact_words
 
 _NOTHING = {**dict.fromkeys(("step_ms", "peak_memory_mib", "loss", "engines", "syncs")), "replicas": 1}
 
@@ -70,8 +70,9 @@ def write_table(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]
     keys = differing([config for config, _ in points.values()])
     table = []
     for run_id, (config, overrides) in points.items():
-        values = flatten(config)
-        asked = {"overrides": shlex.join(overrides), **{key: text(values[key]) for key in keys if key in values}}
+        values = redact_values(flatten(config))
+        typed = shlex.join(redact_words(overrides))
+        asked = {"overrides": typed, **{key: text(values[key]) for key in keys if key in values}}
         line: dict[str, Any] = {"run_id": run_id, "status": "planned", **asked}
         if row := found.get(run_id):
             reasons = "; ".join(each.text for each in row.disturbed)

@@ -8,6 +8,8 @@ from microp.system.command_line import (
     flatten,
     leave_reader,
     override,
+    redact_values,
+    redact_words,
     run_command,
     see_interrupt,
 )

@@ -1,4 +1,12 @@
-"""What commands have in common: how they begin and end, one line for each mistake, overrides as words."""
+"""What commands have in common: how they begin and end, one line for each mistake, words without secrets.
+
+::
+
+    schedule.api_key=abc  chunks=4   ── redact_words ──►   schedule.api_key=REDACTED  chunks=4
+    {"api_key": "abc", "chunks": 4}  ── redact_values ─►   {"api_key": "REDACTED", "chunks": 4}
+
+The value of a key that says key, token, secret or password is not written to a file.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from microp.system.machine import is_joined
@@ -18,6 +26,12 @@ from microp.system.places import answer_version
 
 _PLAIN = re.compile(r"[\w/.:+@%-]([\w/.:+@% -]*[\w/.:+@%-])?", re.ASCII)  # Hydra reads such a value as it stands
 _INTERRUPTED = 130
+REDACTED = "REDACTED"
+_SAYS_SO = r"(?:key|token|secret|password)"
+_SECRET = re.compile(_SAYS_SO, re.IGNORECASE)
+_INSIDE = re.compile(rf"([\w.]*{_SAYS_SO}[\w.]*\s*[:=]\s*)('[^']*'|\"[^\"]*\"|[^,}}\]\s]+)", re.IGNORECASE)
+
+
 _signals: list[int] = []  # those that were to end this command
 
 
@@ -96,3 +110,24 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong with the command line; nothing has been started."""
         self.exit(2, f"error: {message}\n")
+
+
+def redact_words(words: Iterable[str]) -> list[str]:
+    """Return the words of a command, in which the values of secret keys are replaced, also those inside of a value."""
+    redacted = []
+    for key, assigned, value in (word.partition("=") for word in words):
+        is_secret = assigned and _SECRET.search(key)
+        redacted.append(key + assigned + (REDACTED if is_secret else _INSIDE.sub(rf"\1{REDACTED}", value)))
+    return redacted
+
+
+def redact_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration, nested or with dots in its keys, in which the values of secret keys are replaced."""
+    return {
+        key: redact_values(value)
+        if isinstance(value, Mapping)
+        else REDACTED
+        if value is not None and _SECRET.search(str(key))
+        else value
+        for key, value in values.items()
+    }

@@ -1,15 +1,41 @@
-"""Sizes in words, and whether W&B's server can be reached."""
+"""Sizes in words, what a secret is, and whether W&B's server can be reached."""
 
 import socket
 
+import pytest
+
 from microp.settings import TrackingSettings
-from microp.system import out_of_reach, size_text
+from microp.system import out_of_reach, redact_values, redact_words, size_text
 
 
 def test_a_size_has_three_digits_and_its_unit():
     sizes = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 100_000: "97.7 KiB", 2**20 - 1: "1024 KiB", 3 * 2**40: "3072 GiB"}
     assert {nbytes: size_text(nbytes) for nbytes in sizes} == sizes
     assert size_text(1.5 * 2**20) == "1.5 MiB"
+
+
+@pytest.mark.parametrize(
+    ("word", "written"),
+    [
+        ("schedule.api_key=abc", "schedule.api_key=REDACTED"),
+        ("++schedule.Token=abc,def", "++schedule.Token=REDACTED"),
+        ("hydra.job.env_set={WANDB_API_KEY:abc,B:2}", "hydra.job.env_set={WANDB_API_KEY:REDACTED,B:2}"),
+        ("+data={password: 'a, b', path: c}", "+data={password: REDACTED, path: c}"),
+        ("schedule.secret=", "schedule.secret=REDACTED"),
+        ("chunks=4,8", "chunks=4,8"),
+        ("data.path=/home/me/keys/token=1.txt", "data.path=/home/me/keys/token=REDACTED"),
+        ("~schedule.token", "~schedule.token"),
+        ("/home/me/keys/microp", "/home/me/keys/microp"),
+    ],
+)
+def test_a_word_of_a_command(word, written):
+    assert redact_words(["microp", word, "-m"]) == ["microp", written, "-m"]
+
+
+def test_the_values_of_a_configuration():
+    config = {"schedule": {"api_key": "abc", "password": None, "group": 2}, "tokens": ["a"], "model.key": 1}
+    hidden = {"api_key": "REDACTED", "password": None, "group": 2}
+    assert redact_values(config) == {"schedule": hidden, "tokens": "REDACTED", "model.key": "REDACTED"}
 
 
 def test_a_server_that_takes_no_connection_is_named_and_the_run_is_mirrored_offline(monkeypatch):
