@@ -33,7 +33,7 @@ test: lint
 	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 4 --dist worksteal --durations=15 && wait $$types
 
 soak: $(READY)
-	$(BIN)/python -m tests.soak
+	$(BIN)/python -m pytest tests/test_soak.py --times 20
 	$(BIN)/python -m pytest --whole -n 4 --dist worksteal
 
 gpu: $(READY)

@@ -2,18 +2,15 @@
 
 import fcntl
 import gc
-import importlib
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import matplotlib
 import pytest
 import torch
 from recorded import small_sweep
-from warm import start_server_from_here
 
 from microp import settings
 from microp.job import Job
@@ -54,37 +51,20 @@ for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 for name in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[name]  # they are options of microp
-sys.dont_write_bytecode = False  # hundreds of commands import the same modules
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # interpreters that tests start import the same modules
 for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)  # what is printed has the width and the colours of a pipe
 
 
 def pytest_addoption(parser):
     parser.addoption("--whole", action="store_true", help="run all combinations of a grid, as the soak test does")
+    parser.addoption("--times", type=int, default=0, help="run the soak test, with each fault as often")
 
 
 @pytest.fixture(scope="session")
 def whole(request):
     """Whether all combinations are wanted, as in the soak test, where models, modes or schedules else take turns."""
     return request.config.option.whole
-
-
-def pytest_collection_finish():
-    """Prepare for commands and ranks, once all is imported and before torch is used.
-
-    The server from which they are forked is a fork itself; the tests of the server start interpreters. Ranks that are
-    threads collect garbage before their first step: what was imported need not be scanned then.
-    """
-    if "microp.worker" in sys.modules:
-        importlib.import_module("torch._dynamo")  # the optimizer needs it, here and in ranks
-        importlib.import_module("microp.model").library_text()  # on which most ranks train
-        with torch.autograd.profiler.record_function("the first step imports what this does"):
-            pass
-    gc.collect()
-    gc.freeze()
-    if sys.platform == "linux":
-        start_server_from_here()
 
 
 @pytest.fixture(scope="session", autouse=True)

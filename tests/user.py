@@ -1,62 +1,131 @@
-"""What a user types, in a process of its own."""
+"""What a user types: in this process, which has imported the packages, or in an interpreter of its own."""
 
+import importlib
+import io
 import json
+import logging
 import os
 import re
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from warm import Command
+import pytest
+from hydra._internal.hydra import Hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from microp.config import factory, tracebacks
+from microp.points import PointsCallback
+from microp.terminal import console
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["model.layers=4", "model.dim=32", "batch_size=8", "steps=3", "warmup_steps=1"]
 BIN = Path(sys.executable).parent
 
 
-def microp(*arguments: str, folder: Path, program: str = "microp.run", inside: int = 0, **environment: str):
-    """Run a command of microp as `python -m` does, in a process of its own."""
-    begun = begin(*arguments, folder=folder, program=program, inside=inside, **environment)
-    out, err = begun.communicate()
-    return subprocess.CompletedProcess([program, *arguments], begun.returncode, out, err)
+def microp(*arguments: str, folder: Path, program: str = "microp.run", **environment: str):
+    """Type a command of microp in a folder: what `python -m` does, in this process."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with _as_typed(program, arguments, folder, environment), redirect_stdout(out), redirect_stderr(err):
+        try:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess([program, *arguments], code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def _as_typed(program: str, arguments: Sequence[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """Let this process be one of a user's, and afterwards the tests' again.
+
+    Hydra composes a configuration twice, at first to read `hydra.mode`: once is enough where no word sets it.
+    """
+    own, numbers = environment_of(folder, environment), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers, modules, sets_mode = [*map(signal.getsignal, numbers)], {*sys.modules}, ("-cn", "--config", "hydra")
+    levels = {logger: logger.level for logger in (logging.root, tracebacks)}
+    _end_wandb()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.chdir(folder)
+        for name in os.environ.keys() - own.keys():
+            patch.delenv(name)
+        for name, value in own.items():
+            patch.setenv(name, value)
+        patch.setattr(factory, "_checked_models", {})  # another test may have a model of the same name
+        patch.setattr(sys, "argv", [program, *arguments])
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        if not any(word.startswith(sets_mode) for word in arguments):
+            patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        for each in (console.out, console.err):
+            patch.setattr(each, "width", int(own["COLUMNS"]))
+        importlib.invalidate_caches()
+        try:
+            yield
+        finally:
+            PointsCallback.began, HydraConfig.instance().cfg = None, None
+            GlobalHydra.instance().clear()
+            for number, handler in zip(numbers, handlers, strict=True):
+                signal.signal(number, handler)
+            for logger, level in levels.items():
+                logger.setLevel(level)
+            _end_wandb()
+            for name in {*sys.modules} - modules:
+                if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                    del sys.modules[name]
+
+
+def _end_wandb() -> None:
+    """End W&B's process: it writes relative to the folder in which it was started."""
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()
 
 
 def ran(*arguments: str, **given):
-    """Run a command of microp, which ends well."""
+    """Type a command of microp, which ends well."""
     done = microp(*arguments, **given)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-def begin(*arguments: str, folder: Path, program: str = "microp.run", inside: int = 0, **environment: str) -> Command:
-    """Start a command of microp as `microp`, and do not wait for it; `inside` is a process that has its namespaces."""
-    own = environment_of(folder, environment)
-    return Inside(inside, program, arguments, folder, own) if inside else Command(program, [*arguments], folder, own)
+class begin(subprocess.Popen):  # noqa: N801 (it is called as a function)
+    """Start a command of microp in an interpreter of its own; `inside` is a process that has its namespaces."""
 
-
-class Inside(subprocess.Popen):
-    """A command in the namespaces of another process, used as `Command`; it is an interpreter of its own."""
-
-    def __init__(self, other: int, program: str, arguments: Sequence[str], folder: Path, own: dict[str, str]) -> None:
+    def __init__(
+        self, *words: str, folder: Path, program: str = "microp.run", inside: int = 0, **environment: str
+    ) -> None:
         self._output = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115 (they live as long as it)
-        enter = ["nsenter", f"--target={other}", "--all", "env", f"--chdir={folder}", sys.executable, "-m", program]
-        super().__init__([*enter, *arguments], env=own, stdout=self._output[0], stderr=self._output[1])
+        enter = ["nsenter", f"--target={inside}", "--all", "env", f"--chdir={folder}"] if inside else []
+        command, own = [*enter, sys.executable, "-m", program, *words], environment_of(folder, environment)
+        out, err = self._output
+        super().__init__(command, cwd=None if inside else folder, env=own, stdout=out, stderr=err)
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, ...]:
+    def communicate(self, timeout: float | None = 300) -> tuple[str, ...]:
+        """Wait until it has ended, and return what it wrote to standard output and standard error."""
         self.wait(timeout)
         return tuple(os.pread(file.fileno(), 2**24, 0).decode() for file in self._output)
 
     def said(self) -> str:
+        """Return what it has written so far."""
         return "".join(os.pread(file.fileno(), 2**24, 0).decode() for file in self._output)
+
+
+def alone(*words: str, **given):
+    """Run a command of microp in an interpreter of its own."""
+    process = begin(*words, **given)
+    return subprocess.CompletedProcess(process.args, process.wait(), *process.communicate())
 
 
 def torchrun(ranks: int, *arguments: str, folder: Path, program: str = "microp.run", **environment: str):
     """Run a command with torchrun, on this host."""
     words = [f"--nproc_per_node={ranks}", "-m", program, *arguments]
-    return microp(*words, folder=folder, program="torch.distributed.run", **environment)
+    return alone(*words, folder=folder, program="torch.distributed.run", **environment)
 
 
 def start(command, folder: Path, timeout: float = 300, **environment: str):

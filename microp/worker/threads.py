@@ -53,10 +53,22 @@ def run_threads(job: Job, attempt: Path, entry: Callable[[Job, Comms, int, Path]
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(job.processes)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > SHUTDOWN_S):
-            thread.join(_POLL_S)
+    try:
+        _wait_for(threads, raised)
+    except KeyboardInterrupt as stop:  # Python aborts if it ends while a thread computes
+        raised.insert(0, (time.monotonic(), stop))
+        for comms in everyone:
+            comms.abort()
+        _wait_for(threads, raised)
+        raise
     torch.set_num_threads(threads_before)
     if raised:
         raise first_error(attempt) or raised[0][1]
     return results
+
+
+def _wait_for(threads: list[threading.Thread], raised: list[tuple[float, BaseException]]) -> None:
+    """Wait until all have ended, or until `SHUTDOWN_S` after something was raised."""
+    for thread in threads:
+        while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > SHUTDOWN_S):
+            thread.join(_POLL_S)

@@ -14,7 +14,7 @@ from microp.settings import MlpSettings
 from microp.simulator import Costs, simulate
 from microp.trace import makespan
 
-SMALL = ("ranks=2", "chunks=4", "search.seconds=1", "costs.forward=[1,3]", "costs.backward=2", "costs.weight=1")
+SMALL = ("ranks=2", "chunks=4", "search.seconds=0.3", "costs.forward=[1,3]", "costs.backward=2", "costs.weight=1")
 
 
 def test_the_found_order_is_written_and_priced_as_it_says(tmp_path):
@@ -43,7 +43,7 @@ def test_the_table_names_bounds_the_solver_and_the_command_that_runs_the_order(t
 
 def test_the_command_of_an_estimated_device_prices_the_order(tmp_path):
     words = ["device=estimate", "device.tflops=100", "device.gb_per_s=1000"]
-    done = microp(*words, "ranks=2", "chunks=4", "search.seconds=1", folder=tmp_path, program="microp.order")
+    done = microp(*words, "ranks=2", "chunks=4", "search.seconds=0.3", folder=tmp_path, program="microp.order")
     assert "times are estimated, not measured" in done.stderr
     [command] = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.startswith("run ")]
     assert command.startswith(f"python -m microp.simulate {' '.join(words)} ")
@@ -72,7 +72,7 @@ PROVEN = [  # words, and the least makespan that there is
 def test_what_is_proven_is_the_price_of_the_same_words(words, best, tmp_path):
     pytest.importorskip("ortools")
     given = ("ranks=2", *words.split(), "output=json")
-    searched = (*given, "search.seconds=1", "search.solver_seconds=100")
+    searched = (*given, "search.seconds=0.3", "search.solver_seconds=100")
     figures = json.loads(microp(*searched, folder=tmp_path, program="microp.order").stdout)
     assert (figures["makespan"], figures["proven"], figures["solver"]["bound"]) == (best, True, best)
     assert figures["makespan"] == max(figures["bounds"].values())
@@ -95,7 +95,7 @@ def test_where_costs_depend_on_the_order_each_is_priced_with_its_own_and_no_boun
     given = ("ranks=2", "chunks=3", "schedule=zb_h1", "device=emulated", *words.split(), *emulated.split())
     solver = ["search.solver_seconds=5"] if find_spec("ortools") else []
     given = (*given, "output=json")
-    done = microp(*given, "search.seconds=1", *solver, folder=tmp_path, program="microp.order")
+    done = microp(*given, "search.seconds=0.3", *solver, folder=tmp_path, program="microp.order")
     figures = json.loads(done.stdout)
     assert (figures["bounds"], figures["proven"]) == ({}, False)
     assert figures["makespan"] == min(row["makespan"] for row in figures["orders"]) == priced(given, tmp_path)

@@ -4,14 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 from user import ROOT, SMALL, environment_of, microp, ran
 
 from microp.config.schema import GROUPS, is_fixed
+from microp.labs import LABS
 from microp.system import about_sweep, sweep_names
-from microp.terminal import out
 
 TOP = re.findall(r"^(\w+):", (ROOT / "conf" / "base.yaml").read_text(), re.M)
 KEYS = {key for key in TOP if key != "defaults"} | {
@@ -81,25 +80,17 @@ def test_the_readme_s_table_of_sweeps_is_what_their_files_say():
         assert about_sweep(name)[0] == question
 
 
-COMMANDS = (
-    *("microp.check", "microp.dashboard", "microp.labs.__main__", "microp.labs.memory_wall", "microp.import_trace"),
-    *("microp.runs", "microp.tracking", "analysis.__main__", "analysis.sweep"),
-    "analysis.timeline",
-)
+COMMANDS = ("check", "dashboard", "labs", "import_trace", "runs", "tracking", *(f"labs.{name}" for name in LABS))
+COMMANDS = (*(f"microp.{name}" for name in COMMANDS), "analysis", "analysis.sweep", "analysis.timeline")
 
 
-@pytest.mark.parametrize("module", COMMANDS)
-def test_help_fits_80_columns_and_a_wrong_option_is_one_line(module, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(out, "width", 80)
-    command = import_module(module)
-    with pytest.raises(SystemExit, match="0"):
-        command.main(["--help"])
-    assert 40 < max(map(len, capsys.readouterr().out.splitlines())) < 80
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["--nonsense"])
-    said = capsys.readouterr()
-    assert (said.err.count("\n"), said.err[:7], said.out) == (1, "error: ", "")
+@pytest.mark.parametrize("program", COMMANDS)
+def test_help_fits_80_columns_and_a_wrong_option_is_one_line(program, tmp_path):
+    done = ran("--help", folder=tmp_path, program=program, COLUMNS="80")
+    assert done.stdout.startswith(f"usage: python -m {program}")
+    assert 40 < max(map(len, done.stdout.splitlines())) <= 80
+    done = microp("--nonsense", folder=tmp_path, program=program)
+    assert (done.returncode, done.stderr.count("\n"), done.stderr[:7], done.stdout) == (2, 1, "error: ", "")
 
 
 def test_verbose_logs_the_steps_of_microp_and_of_hydra(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from configs import sweep_of
 
-from microp.config import ConfigError, compose_config, job_of, make_job, read_config
+from microp.config import compose_config, job_of, make_job, read_config
 from microp.config.config import compose_points, composer, evaluate, read_composed, register, what_runs
 from microp.config.knobs import Knobs
 
@@ -19,16 +19,6 @@ def points(*words: str):
         knobs.add(asked, lacking)
         configs.append(what_runs(asked))
     return configs, knobs.problems, knobs.notes
-
-
-@pytest.mark.parametrize(
-    ("word", "near"), [("schedul=1f1b", "schedule"), ("schedule=1fb1", "1f1b"), ("model.layer=3", "model.layers")]
-)
-def test_the_nearest_name_is_told_of_one_that_does_not_exist(word, near):
-    with pytest.raises(ConfigError) as refused:
-        compose_config(word)
-    [problem] = refused.value.problems
-    assert f"did you mean {near}?" in problem
 
 
 SOME = {

@@ -78,13 +78,9 @@ def test_activation_meter_by_hand():
         assert meter.peak_in_flight == 3
 
 
-SUBJECTS = [
-    "model=mlp model.dim=64",
-    "model=gpt model.layers=4",
-    "model=gpt model.layers=4 model.tied=true",
-    "model=gpt model.layers=4 model.dropout=0.1",
-    "model=gpt model.layers=4 dtype=bf16",
-]
+GPT = "model=gpt model.layers=4 model.dim=16 model.context=8"
+SUBJECTS = ["model=mlp model.dim=64", GPT]
+SUBJECTS += [f"{GPT} {word}" for word in ("model.tied=true", "model.dropout=0.1", "dtype=bf16")]
 
 
 @pytest.mark.parametrize("words", SUBJECTS)

@@ -65,8 +65,7 @@ def test_gradients_are_those_of_the_single_process(name, graphs, whole):
 
 
 def test_bf16_compiled_is_bf16_as_it_is_written(graphs):
-    computing, model = Computing("bf16", True), replace(MODELS["gpt"](), layers=3)
-    job = small_job(schedule=gpipe(2, 4), model=model, backend="threads", computing=computing)
+    job = small_job(schedule=gpipe(2, 4), backend="threads", computing=Computing("bf16", True))
     losses, written = (by_threads(run, 300)[0] for run in (job, replace(job, computing=Computing("bf16"))))
     assert losses == pytest.approx(written, rel=1e-3)
     assert graphs

@@ -51,9 +51,10 @@ def job_of(schedule, cut, mode, model, **changes):
 
 @pytest.mark.parametrize(("ranks", "backend"), [(1, "shm"), (2, "shm"), (3, "shm"), (4, "shm"), (3, "gloo")])
 def test_bit_for_bit(ranks, backend, whole, tmp_path):
+    """Over gloo half of the cases without `--whole`: they are those of shm."""
     jobs = [
         job_of(build(ranks, chunks), uniform if ranks == 1 else cut, mode, model(), backend=backend)
-        for build, chunks, cut, mode, model in (ALL if whole else CASES)
+        for build, chunks, cut, mode, model in (ALL if whole else CASES[:: 1 + (backend == "gloo")])
     ]
     for job, trained in zip(jobs, by_processes(jobs, tmp_path), strict=True):
         assert_equal(job, trained)

@@ -63,14 +63,6 @@ def test_words_that_a_lab_cannot_take(words, sentence, capsys):
     assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
-@pytest.mark.parametrize("lab", labs.LABS)
-def test_every_lab_has_help(lab, capsys):
-    with pytest.raises(SystemExit) as end:
-        command.main([lab, "--help"])
-    assert end.value.code == 0
-    assert f"usage: python -m microp.labs.{lab}" in said(capsys)
-
-
 def test_another_option_of_a_group_takes_none_of_the_keys_that_the_lab_gives(capsys):
     job = labs.typed.typed_job("gpipe", "", ["device=cpu"], *labs.pipeline.EMULATED, takes=["device"])
     assert job.device.name == "cpu"

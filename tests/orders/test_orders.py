@@ -36,7 +36,7 @@ def test_a_deadlock_is_noticed():
 
 def test_found_orders_are_valid_within_the_cap_and_never_worse_than_named_ones():
     random = Random(2)
-    for _ in range(12):
+    for _ in range(8):
         problem = random_problem(random)
         found = search(problem, seconds=60, moves=300)
         validate(found.schedule, problem.cap)
@@ -107,7 +107,7 @@ def with_pairs(random: Random, most: int) -> Problem:
 
 def test_orders_with_pairs_are_valid_within_the_cap_and_never_slower_than_named_ones_with_theirs():
     random, better = Random(5), 0
-    for _ in range(12):
+    for _ in range(8):
         problem = with_pairs(random, 3)
         found = search(problem, seconds=60, moves=100)
         validate(found.schedule, problem.cap)
@@ -118,13 +118,13 @@ def test_orders_with_pairs_are_valid_within_the_cap_and_never_slower_than_named_
         apart = search(replace(problem, costs=replace(problem.costs, pair=())), seconds=60, moves=100)
         assert found.makespan <= apart.makespan
         better += found.makespan < apart.makespan
-    assert better >= 3
+    assert better >= 2
 
 
 def test_pairs_of_an_order_against_all_choices_of_pairs():
     """Each set of pairs of small orders: what is chosen one by one is the best but for a few, and close to it there."""
     random, worse = Random(6), 0
-    for build in (builders.eager_1f1b, builders.zb_h1, builders.one_f_one_b, builders.gpipe) * 6:
+    for build in (builders.eager_1f1b, builders.zb_h1, builders.one_f_one_b, builders.gpipe) * 4:
         schedule = build(random.choice((2, 3)), 3)
         stages = schedule.stages
         forward, backward, weight = ([random.randint(1, 4) for _ in range(stages)] for _ in range(3))

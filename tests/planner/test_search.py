@@ -16,7 +16,7 @@ from microp.simulator import LayerMemory, LayerTimes, Size
 DEVICE = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.3, None, ["layer", "row"])
 LAYER = LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30), pending=Size(0, 10))
 LAYERS = [LAYER._replace(later=(LAYER,))] * 8
-SPACE = Space(chunks=(2, 4, 8), checkpointing=("never", "always", "except_last"), replicas=(1, 2))
+SPACE = Space(chunks=(2, 8), checkpointing=("never", "always"), replicas=(1, 2))
 
 
 def some_pricer(prices=None, ranks: int = 4, rows: int = 32) -> Pricer:

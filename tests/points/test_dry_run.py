@@ -1,35 +1,29 @@
 """`dry_run=true` shows the points, their state, their steps and their predicted time, and leaves nothing behind."""
 
 import os
-import shlex
 
 import pytest
 from profiled import written
 from stored import store_run
-from typed import type_in
 from user import SMALL, microp, ran
 
 from microp.commands.interface import measure
 from microp.config import ConfigError, job_of
 from microp.config.config import compose_config
 from microp.records import hold
-from microp.terminal import console
 
 TIMES = ["device=emulated", "device.forward_ms=10", "device.backward_ms=20", "tracking=disabled", "comms=threads"]
 WORDS = [*TIMES, *SMALL]
 
 
 @pytest.fixture
-def dry(tmp_path, monkeypatch, capsys):
+def dry(tmp_path):
     """Shows what a sweep would do: (exit code, rows of the table, everything that was printed)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(console.out, "width", 200)
 
     def run(*words: str) -> tuple[int, list[str], str]:
-        code = type_in(None, shlex.join(["-m", *words, "dry_run=true"]), monkeypatch)
-        printed = capsys.readouterr()
-        rows = [line for line in printed.out.splitlines() if line.rstrip().endswith(" -") or "-k2-" in line]
-        return code, rows, printed.out + printed.err
+        done = microp("-m", *words, "dry_run=true", folder=tmp_path, COLUMNS="200")
+        rows = [line for line in done.stdout.splitlines() if line.rstrip().endswith(" -") or "-k2-" in line]
+        return done.returncode, rows, done.stdout + done.stderr
 
     return run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from user import ROOT, SMALL, microp, ran, read
+from user import ROOT, SMALL, alone, read
 
 from microp.config.config import compose_config, from_plain, plain, read_config
 from microp.config.job_factory import make_job
@@ -76,9 +76,8 @@ def own(tmp_path):
 
 def sweep(folder: Path, *words: str, **environment: str):
     path = f"{ROOT}{os.pathsep}{folder}"
-    return microp(
-        "-cd", ".", "-cn", "own", "-m", *LAUNCHER, *words, *QUIET, folder=folder, PYTHONPATH=path, **environment
-    )
+    given = ("-cd", ".", "-cn", "own", "-m", *LAUNCHER, *words, *QUIET)
+    return alone(*given, folder=folder, PYTHONPATH=path, **environment)
 
 
 def test_files_that_change_during_a_sweep_do_not_change_its_points(own):
@@ -163,7 +162,8 @@ def test_a_sweeper_that_chooses_its_points_gets_their_step_times(tmp_path):
     (tmp_path / "hydra_plugins").mkdir()
     (tmp_path / "hydra_plugins" / "chooser.py").write_text(CHOOSER)
     words = ["-m", "hydra.sweeper._target_=hydra_plugins.chooser.Chooser", "tracking=disabled", "comms=threads", *SMALL]
-    done = ran(*words, folder=tmp_path, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+    done = alone(*words, folder=tmp_path, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+    assert done.returncode == 0, done.stderr
     summaries = [read(path) for path in (tmp_path / "outputs" / "runs").glob("*/*/summary.json")]
     medians = {str(summary["chunks"]): summary["step_ms"]["median"] for summary in summaries}
     found = read(tmp_path / "found.json")

@@ -4,15 +4,13 @@ import csv
 import json
 import os
 import re
-import shlex
 import signal
 import tempfile
 from pathlib import Path
 
 import pytest
 from namespace import Mounts
-from typed import type_in
-from user import SMALL, microp
+from user import SMALL, alone, microp
 
 from microp import records
 from microp.points import attempt as attempt_module
@@ -25,15 +23,14 @@ NO_SPACE = OSError(28, "No space left on device")
 
 
 @pytest.fixture
-def typed(tmp_path, monkeypatch, capsys):
+def typed(tmp_path, monkeypatch):
     """Run a command in this process and folder: its exit code, what it printed and what it reported."""
     monkeypatch.chdir(tmp_path)
 
     def command(*words: str) -> tuple[int, str, list[str]]:
-        code = type_in(None, shlex.join(words), monkeypatch)
-        said = capsys.readouterr()
-        progress = re.compile(r"(\d/\d )?gpipe-|warning: |no profile of ")
-        return code, said.out, [line for line in said.err.splitlines() if not progress.match(line)]
+        done = microp(*words, folder=tmp_path)
+        progress = re.compile(r"(\d/\d )?gpipe-|warning: |no profile of |measures one|makes one| ")
+        return done.returncode, done.stdout, [each for each in done.stderr.splitlines() if not progress.match(each)]
 
     return command
 
@@ -164,7 +161,7 @@ def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_
 
         def run(*more: str) -> tuple[int, str, list[str]]:
             where = {"folder": tmp_path, "inside": mounts.pid, "TMPDIR": tmp}
-            done = microp(*more, *words, "output_dir=full", **where)
+            done = alone(*more, *words, "output_dir=full", **where)
             said = re.sub(r"^no profile of .*?\bmakes\s+one\n", "", done.stderr, flags=re.DOTALL | re.MULTILINE)
             return done.returncode, done.stdout, said.splitlines()
 

@@ -153,24 +153,6 @@ def test_a_stored_sweep(tmp_path):
     assert all(point["run_id"].startswith(("gpipe-m2-k2-", "1f1b-m2-k2-")) for point in plans[0]["points"])
 
 
-BAD = {  # as typed in a process of its own; test_bad_input.py has the others
-    "chunks=9000": "chunks=9000 is more than batch_size=8192 has rows: use at most 8192",
-    "-cd nosuch": "nosuch' not found",
-    "-m chunks=4,300 ranks=2,30": "ranks=30 is more than",
-}
-
-
-@pytest.mark.parametrize("words", BAD)
-def test_bad_input_is_one_message_and_exit_code_2(words, tmp_path):
-    done = microp(*words.split(), folder=tmp_path)
-    assert done.returncode == 2
-    assert BAD[words] in done.stderr
-    lines = done.stderr.splitlines()
-    assert all(line.startswith("error: ") for line in lines)
-    assert len(lines) == 1 or words.startswith("-m")
-    assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
-
-
 @pytest.mark.parametrize("words", ["chunks=2 -m schedule=gpipe", "chunks=2 -cd . schedule=gpipe -cn config"])
 def test_options_may_stand_between_keys(words, tmp_path):
     done = ran(*words.split(), "dry_run=true", *SMALL, folder=tmp_path)

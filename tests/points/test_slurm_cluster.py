@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, NoSlurmError
 from user import SMALL, begin, read, until
-from warm import Command
 
 QUIET = ["tracking=disabled", *SMALL]
 POLL = ["launch=slurm", "launch.poll_s=0.5"]
 EMULATED = ["device=emulated", "device.forward_ms=5", "device.backward_ms=10"]
 LATER = "launch.options=['--begin=now+1hour']"
 LONGEST_S = 120
-_started: list[Command] = []
+_started: list[begin] = []
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +31,13 @@ def slurm():
         pytest.skip(str(reason))
 
 
-def start(slurm: Cluster, folder: Path, *words: str) -> Command:
+def start(slurm: Cluster, folder: Path, *words: str) -> begin:
     sweep = begin("-m", *POLL, *QUIET, *words, folder=folder, **slurm.environment)
     _started.append(sweep)
     return sweep
 
 
-def end(sweep: Command) -> tuple[int, str, str]:
+def end(sweep: begin) -> tuple[int, str, str]:
     """Wait for a sweep: its exit code, and what it printed."""
     try:
         out, err = sweep.communicate(timeout=LONGEST_S)

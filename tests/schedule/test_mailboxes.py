@@ -54,9 +54,8 @@ def by_mailbox(schedule: Schedule, slots: dict[Action, int]) -> dict[tuple[int, 
     return boxes
 
 
-def clashes(schedule: Schedule, slots: dict[Action, int]) -> list[str]:
+def clashes(schedule: Schedule, slots: dict[Action, int], before: dict[Action, set[Action]]) -> list[str]:
     """Pairs in one mailbox, of which the second can be sent while the first is still in use."""
-    before = what_comes_before(schedule)
     return [
         f"{second} may overwrite {first} before {last_use(schedule, first)}"
         for box in by_mailbox(schedule, slots).values()
@@ -75,28 +74,31 @@ def sizes(schedule: Schedule) -> dict[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize("build", ORDERS.values(), ids=ORDERS)
-def test_nothing_is_overwritten_that_is_still_in_use(build):
+def test_nothing_is_overwritten_that_is_still_in_use_and_a_send_is_over_when_its_tensor_has_certainly_been_used(build):
+    """What leaves a rank is what a parent on another rank makes."""
     tried = list(every_schedule(build))
     assert len(tried) >= 5
     for schedule in tried:
-        slots = assign_slots(schedule)
-        assert slots.keys() == remote_links(schedule).keys()
-        assert clashes(schedule, slots) == [], (schedule.name, len(schedule.ranks), schedule.chunks)
+        before, slots, links = what_comes_before(schedule), assign_slots(schedule), remote_links(schedule)
+        rank_of = {action: rank for rank, action in schedule}
+        pairs = ((parent, child) for child in rank_of for parent in schedule.parents(child))
+        assert links == {p: (rank_of[p], rank_of[c]) for p, c in pairs if rank_of[p] != rank_of[c]}
+        assert slots.keys() == links.keys()
+        assert clashes(schedule, slots, before) == [], (schedule.name, len(schedule.ranks), schedule.chunks)
+        for rank, row in enumerate(schedule.ranks):
+            completed = completed_sends(schedule, rank)
+            assert list(completed) == list(row)
+            over = [sent for action in row for sent in completed[action]]
+            assert len(over) == len(set(over))
+            for action, sent in ((each, sent) for each in row for sent in completed[each]):
+                assert links[sent][0] == rank
+                assert {sent, schedule.consumers[sent]} <= before[action]
 
 
 def test_any_valid_schedule():
     random = Random(8)
     for schedule in (random_schedule(random) for _ in range(300)):
-        assert clashes(schedule, assign_slots(schedule)) == []
-
-
-def test_what_leaves_a_rank_is_what_a_parent_on_another_rank_makes():
-    for build in ORDERS.values():
-        for schedule in every_schedule(build):
-            rank_of = {action: rank for rank, action in schedule}
-            pairs = ((parent, child) for child in rank_of for parent in schedule.parents(child))
-            expected = {p: (rank_of[p], rank_of[c]) for p, c in pairs if rank_of[p] != rank_of[c]}
-            assert remote_links(schedule) == expected
+        assert clashes(schedule, assign_slots(schedule), what_comes_before(schedule)) == []
 
 
 def neighbours(ranks: int, mailboxes) -> dict[tuple[int, int], int]:
@@ -114,7 +116,8 @@ def test_as_many_mailboxes_as_microbatches_in_flight(ranks):
 
 def test_the_oracle_sees_one_mailbox_too_few():
     schedule = one_f_one_b(3, 6)
-    found = clashes(schedule, {action: slot % 2 for action, slot in assign_slots(schedule).items()})
+    too_few = {action: slot % 2 for action, slot in assign_slots(schedule).items()}
+    found = clashes(schedule, too_few, what_comes_before(schedule))
     assert found[0] == "0F2 may overwrite 0F0 before 1B0"
 
 
@@ -133,22 +136,6 @@ def test_few_receives_are_posted_ahead_each_once():
     posts = receives_to_post(gpipe(2, 5), 1)
     assert posts[Action(Op.F, 1, 0)] == tuple(Action(Op.F, 0, m) for m in range(1 + AHEAD))
     assert posts[Action(Op.F, 1, 1)] == (Action(Op.F, 0, 1 + AHEAD),)
-
-
-@pytest.mark.parametrize("build", ORDERS.values(), ids=ORDERS)
-def test_a_send_is_over_when_its_tensor_has_certainly_been_used(build):
-    for schedule in every_schedule(build):
-        before, links = what_comes_before(schedule), remote_links(schedule)
-        for rank, row in enumerate(schedule.ranks):
-            completed = completed_sends(schedule, rank)
-            assert list(completed) == list(row)
-            over = [sent for action in row for sent in completed[action]]
-            assert len(over) == len(set(over))
-            for action in row:
-                for sent in completed[action]:
-                    assert links[sent][0] == rank
-                    assert sent in before[action]
-                    assert schedule.consumers[sent] in before[action]
 
 
 def test_few_tensors_are_under_way():

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from user import ROOT, SMALL, Inside, begin, environment_of, ran, read, until
+from user import ROOT, SMALL, begin, environment_of, ran, read, until
 
 from microp.records import check_attempt, clocks_text, read_rows, read_schedule, read_spans, read_status, read_summary
 
@@ -59,7 +59,7 @@ class Host(NamedTuple):
                 [*enter, "sh", *command], cwd=self.folder, env=environment, stdout=out, stderr=out, text=True
             )
 
-    def torchrun(self, *words: str) -> Inside:
+    def torchrun(self, *words: str) -> begin:
         """Start this host's part of the README's launch over both hosts."""
         page = (ROOT / "sweeps" / "README.md").read_text()
         [launch] = re.findall(r"^torchrun (.*HOST.*-m microp.run)", page, re.MULTILINE)
@@ -138,7 +138,7 @@ TIMEOUT_S = 15  # a busy machine may take seconds to bring all ranks to their me
 
 
 @contextmanager
-def launched(hosts, *words: str) -> Iterator[list[Inside]]:
+def launched(hosts, *words: str) -> Iterator[list[begin]]:
     """A launch on all hosts, with two ranks on each, which has ended after the block."""
     commands = [host.torchrun(*words) for host in hosts]
     try:

@@ -133,7 +133,3 @@ def test_a_full_disk_on_which_torch_s_launcher_stumbles_is_named(tmp_path, monke
 def test_a_deterministic_one_is_not(function, tmp_path):
     job = own_model.own_job(own_model.settings_of(function), replicas=2, backend="threads", batch_size=18)
     run_threads(job, tmp_path)
-
-
-def test_the_soak_can_be_started():
-    subprocess.run([sys.executable, "-m", "tests.soak", "--help"], cwd=TESTS.parent, capture_output=True, check=True)
