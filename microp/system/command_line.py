@@ -5,7 +5,7 @@
     schedule.api_key=abc  chunks=4   ── redact_words ──►   schedule.api_key=REDACTED  chunks=4
     {"api_key": "abc", "chunks": 4}  ── redact_values ─►   {"api_key": "REDACTED", "chunks": 4}
 
-The value of a key that says key, token, secret or password is not written to a file.
+The value of a key that ends with key, token, secret or password is not written to a file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _PLAIN = re.compile(r"[\w/.:+@%-]([\w/.:+@% -]*[\w/.:+@%-])?", re.ASCII)  # Hydr
 _INTERRUPTED = 130
 REDACTED = "REDACTED"
 _SAYS_SO = r"(?:key|token|secret|password)"
-_SECRET = re.compile(_SAYS_SO, re.IGNORECASE)
-_INSIDE = re.compile(rf"([\w.]*{_SAYS_SO}[\w.]*\s*[:=]\s*)('[^']*'|\"[^\"]*\"|[^,}}\]\s]+)", re.IGNORECASE)
+_SECRET = re.compile(rf"{_SAYS_SO}$", re.IGNORECASE)  # not max_tokens, nor key_dim
+_INSIDE = re.compile(rf"([\w.]*{_SAYS_SO}\s*[:=]\s*)('[^']*'|\"[^\"]*\"|[^,}}\]\s]+)", re.IGNORECASE)
 
 
 _signals: list[int] = []  # those that were to end this command

@@ -23,6 +23,7 @@ def test_a_size_has_three_digits_and_its_unit():
         ("+data={password: 'a, b', path: c}", "+data={password: REDACTED, path: c}"),
         ("schedule.secret=", "schedule.secret=REDACTED"),
         ("chunks=4,8", "chunks=4,8"),
+        ("model.key_dim=8", "model.key_dim=8"),
         ("data.path=/home/me/keys/token=1.txt", "data.path=/home/me/keys/token=REDACTED"),
         ("~schedule.token", "~schedule.token"),
         ("/home/me/keys/microp", "/home/me/keys/microp"),
@@ -33,9 +34,9 @@ def test_a_word_of_a_command(word, written):
 
 
 def test_the_values_of_a_configuration():
-    config = {"schedule": {"api_key": "abc", "password": None, "group": 2}, "tokens": ["a"], "model.key": 1}
+    config = {"schedule": {"api_key": "abc", "password": None, "group": 2}, "token": ["a"], "model.key": 1, "max_tokens": 6}
     hidden = {"api_key": "REDACTED", "password": None, "group": 2}
-    assert redact_values(config) == {"schedule": hidden, "tokens": "REDACTED", "model.key": "REDACTED"}
+    assert redact_values(config) == {"schedule": hidden, "token": "REDACTED", "model.key": "REDACTED", "max_tokens": 6}
 
 
 def test_a_server_that_takes_no_connection_is_named_and_the_run_is_mirrored_offline(monkeypatch):
