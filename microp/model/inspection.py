@@ -72,6 +72,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
     if few.is_real:
         few.check_copies(list(made.layers))
         few.check_alone(few.many_rows()[0])
+        few.check_in_flight(more.inputs[-2:])
         if fresh is not None:
             few.check_first(fresh, more)
             if made.changes_buffers:
@@ -157,6 +158,18 @@ def _check_form(made: Layers) -> None:
             "256 for bytes"
         )
     layers = list(made.layers)
+    whole = made.layers
+    if isinstance(whole, nn.Module) and (
+        type(whole).forward not in (nn.Sequential.forward, nn.ModuleList.forward)
+        or whole._forward_pre_hooks
+        or whole._forward_hooks
+        or whole._backward_pre_hooks
+        or whole._backward_hooks
+    ):
+        raise ValueError(
+            f"a {type(whole).__name__} with a forward or a hook of its own, which stages of its layers would not run: "
+            "move that into the layers, and give list(...) of them"
+        )
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise ValueError(f"a {type(layer).__name__} as layer {index}: give an nn.Module")
