@@ -158,18 +158,7 @@ def _check_form(made: Layers) -> None:
             "256 for bytes"
         )
     layers = list(made.layers)
-    whole = made.layers
-    if isinstance(whole, nn.Module) and (
-        type(whole).forward not in (nn.Sequential.forward, nn.ModuleList.forward)
-        or whole._forward_pre_hooks
-        or whole._forward_hooks
-        or whole._backward_pre_hooks
-        or whole._backward_hooks
-    ):
-        raise ValueError(
-            f"a {type(whole).__name__} with a forward or a hook of its own, which stages of its layers would not run: "
-            "move that into the layers, and give list(...) of them"
-        )
+    _check_container(made.layers)
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise ValueError(f"a {type(layer).__name__} as layer {index}: give an nn.Module")
@@ -185,6 +174,18 @@ def _check_form(made: Layers) -> None:
         raise ValueError(f"a {type(made.loss).__name__} as its loss: give a function of (output, targets)")
     if isinstance(made.loss, nn.Module) and any(True for _ in made.loss.parameters()):
         raise ValueError("a loss with weights, which belongs to no stage: move them into the last layer")
+
+
+def _check_container(whole: Any) -> None:
+    """Raise ValueError if a module does more than to call its layers in turn."""
+    if not isinstance(whole, nn.Module):
+        return
+    hooks = whole._forward_pre_hooks, whole._forward_hooks, whole._backward_pre_hooks, whole._backward_hooks
+    if type(whole).forward not in (nn.Sequential.forward, nn.ModuleList.forward) or any(hooks):
+        raise ValueError(
+            f"a {type(whole).__name__} with a forward or a hook of its own, which stages of its layers would not run: "
+            "move that into the layers, and give list(...) of them"
+        )
 
 
 def _check_data(made: Layers) -> None:

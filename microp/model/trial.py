@@ -177,15 +177,13 @@ class Trial:
 
     def check_alone(self, inputs: Tensor) -> None:
         """Raise ValueError if a layer makes something else when other layers have been given another input since."""
-        as_before = (
-            deepcopy if self._made.changes_buffers else (lambda layer: layer)
-        )  # alone, as each passes on its own
-        alone = [or_none(as_before, layer) for layer in self._layers]
+        # of a layer that changes with each forward a copy that has what its own forwards have kept until now
+        alone = [or_none(deepcopy, layer) if self._made.changes_buffers else layer for layer in self._layers]
         passed = self.replay(inputs)
         self.replay(inputs[:1].expand_as(inputs))
-        for index in reversed(range(len(self._layers))):
-            again = None if alone[index] is None else _again(alone[index], passed[index])
-            if alone[index] is not None and (again is None or not are_equal(again, passed[index + 1])):
+        for index, layer in reversed([*enumerate(alone)]):
+            again = _again(layer, passed[index]) if layer is not None else passed[index + 1]
+            if again is None or not are_equal(again, passed[index + 1]):
                 raise ValueError(
                     f"{layer_text(self._layers, index)}, which depends on what another layer keeps: on another rank "
                     "that is not there, so pass it on in the tensor between the layers"
@@ -374,7 +372,7 @@ def _gradients(layer: nn.Module, leaf: Tensor, y: Tensor, *given: Tensor) -> lis
 
 
 def _check_weights(layer: nn.Module, who: str, before: dict[str, Any], written: Collection[int] = ()) -> None:
-    """Raise ValueError if weights, or their gradients, are not what `_memory` said, or are at a place that is written."""
+    """Raise ValueError if weights, or their gradients, are not as `before`, or where something was written."""
     for key, memory in _memory(layer).items():
         if memory != before.get(key) or memory[1] in written:
             raise ValueError(
