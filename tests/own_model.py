@@ -118,6 +118,13 @@ def by_numpy() -> Layers:
     return Layers([nn.Embedding(256, 8), linear, nn.Linear(8, 256)], of_all, 4)
 
 
+def emptying(widths: tuple[int, ...] | list[int] = (8,)) -> Layers:
+    """Takes the widths of its layers out of a list."""
+    left = widths if isinstance(widths, list) else list(widths)
+    inside = [nn.Linear(8, left.pop()) for _ in range(len(left))]
+    return Layers([nn.Embedding(256, 8), *inside, nn.Linear(8, 256)], of_all, 4)
+
+
 def unseeded(tied: bool = False, buffer: bool = False) -> Layers:
     """A model with numbers from a generator that nobody seeds: a tied weight, a buffer, or a weight of layer 1."""
     embedding, linear, head = nn.Embedding(256, 8), nn.Linear(8, 8), nn.Linear(8, 256, bias=False)

@@ -347,6 +347,24 @@ twice(
 )
 
 
+# --- other layouts of memory ----------------------------------------------------------------------------------------
+def transposed() -> nn.Module:
+    made = linear()
+    made.weight = nn.Parameter(made.weight.detach().t().contiguous().t())
+    return tanh_of(made)
+
+
+twice("transposed_weight", transposed, **NOT_BITS)
+twice(
+    "channels_last",
+    does(
+        lambda own, x: torch.tanh(own.conv(x.unflatten(-1, (4, 4)))).flatten(-2),
+        conv=lambda: nn.Conv2d(CONTEXT, CONTEXT, 3, padding=1).to(memory_format=torch.channels_last),
+    ),
+    **NOT_BITS,
+)
+
+
 # --- kinds of layers ------------------------------------------------------------------------------------------------
 lstm = does(lambda own, x: own.rnn(x)[0], rnn=lambda: nn.LSTM(WIDTH, WIDTH, batch_first=True))
 twice("lstm_whose_result_is_not_contiguous", lstm, **NOT_BITS)
@@ -483,6 +501,23 @@ twice(
 )
 
 
+@layer(refused("whose forward writes into its weight"), fc=linear, out=linear)
+def loss_of_its_own(own, x):
+    """Each layer trains itself, as in greedy learning."""
+    with torch.enable_grad():
+        y = torch.tanh(own.fc(x.detach()))
+        (y - 1).square().mean().backward()
+    return torch.tanh(own.out(x)) + y.detach()
+
+
+@layer(refused("whose forward writes into its weight"), fc=lambda: None)
+def made_in_the_first_forward(own, x):
+    """The optimizer does not know these weights."""
+    if own.fc is None:
+        own.fc = linear().to(x.dtype)
+    return torch.tanh(own.fc(x))
+
+
 @refuse("weight")
 def embedding_of_bounded_norm() -> Layers:
     """A forward writes into the weight: the vectors of its own tokens, so that replicas would differ."""
@@ -528,9 +563,28 @@ twice("linear_with_another_forward", changed(linear, replace_forward))
 
 
 # --- checkpoints and compiled code inside a layer ---------------------------------------------------------------------
-@layer({"expect": "either", "words": "use_reentrant=True"}, inner=lambda: nn.Sequential(linear(), nn.Tanh(), linear()))
+def two_dense() -> nn.Module:
+    return nn.Sequential(linear(), nn.Tanh(), linear())
+
+
+@layer({"expect": "either", "words": "use_reentrant=True"}, inner=two_dense)
 def reentrant_checkpoint_inside(own, x):
     return x + checkpoint(own.inner, x, use_reentrant=True)
+
+
+@refuse("whose output has no gradient")
+def reentrant_checkpoint_behind_frozen_layers() -> Layers:
+    """Its input has no gradient, so that PyTorch trains nothing of the layer, whatever a hook on the embedding says."""
+    first, inside = frozen(embedding()), [does(reentrant_checkpoint_inside, inner=two_dense)() for _ in range(2)]
+    first.register_forward_hook(lambda _, given, y: y.requires_grad_(True))
+    return stack(first, frozen(dense()), *inside, head())
+
+
+@layer(refused("the newest forward"), fc=linear)
+def checkpoint_that_reads_its_module(own, x):
+    """What is recomputed is given the mask of another microbatch."""
+    own.mask = x.detach() > 0
+    return x + checkpoint(lambda y: torch.tanh(own.fc(y)) * own.mask, x, use_reentrant=False)
 
 
 @layer(UNDIVIDED, fc=linear)
@@ -615,6 +669,31 @@ twice(
     "scaled_after_a_gradient",  # with each microbatch anew
     changed(dense, lambda made: made[0].weight.register_post_accumulate_grad_hook(halve_accumulated)),
     **refused("not linear"),
+)
+
+
+def hook_by_input(made: nn.Sequential) -> None:
+    """As tools do that look at the gradients of single rows."""
+    made[0].register_forward_hook(lambda module, given, _: setattr(module, "given", given[0].detach()))
+    made[0].register_full_backward_hook(lambda module, gradients, _: (gradients[0] * module.given.abs().mean(),))
+
+
+def steps_at_once(made: nn.Module) -> nn.Module:
+    """An optimizer inside the backward, which saves the memory of gradients."""
+    optimizer = torch.optim.SGD(made.parameters(), 0.5)
+
+    def step(weight: Tensor) -> None:
+        optimizer.step()
+        weight.grad = None
+
+    for weight in made.parameters():
+        weight.register_post_accumulate_grad_hook(step)
+    return made
+
+
+twice("backward_hook_that_reads_the_input", changed(dense, hook_by_input), **refused("the newest forward"))
+SHAPES["optimizer_in_the_backward"] = Shape(
+    lambda: stack(steps_at_once(embedding()), dense(), dense(), dense(), head()), **refused("whose backward writes")
 )
 
 
@@ -739,6 +818,47 @@ def mask_in_a_context() -> Layers:
     return stack(first, dense(), dense(), later, head())
 
 
+@refuse("what another layer keeps")
+def activity_beside_a_batch_norm() -> Layers:
+    """Layers may change their own buffers; but one hears from another how large its numbers are."""
+    kept: dict[str, float] = {}
+
+    def keep(own: Any, x: Tensor) -> Tensor:
+        kept["size"] = float(x.detach().abs().mean())
+        return torch.tanh(own.fc(x))
+
+    later = Does(lambda own, x: torch.tanh(own.fc(x)) * kept.get("size", 1.0), fc=linear())
+    layers = [embedding(), Does(keep, fc=linear()), nn.BatchNorm1d(CONTEXT), dense(), later, head()]
+    return Layers(layers, mean_error, CONTEXT, changes_buffers=True)
+
+
+@refuse("the newest forward")
+def gradient_by_what_another_layer_kept() -> Layers:
+    kept: dict[str, Tensor] = {}
+
+    def keep(own: Any, x: Tensor) -> Tensor:
+        kept["size"] = x.detach().abs().mean()
+        return torch.tanh(own.fc(x))
+
+    scaled = Does(lambda own, x: Passes.apply(own.fc(x), lambda gradient: gradient * kept["size"]), fc=linear())
+    return stack(embedding(), Does(keep, fc=linear()), dense(), dense(), scaled, head())
+
+
+class Residual(nn.Sequential):
+    """A model whose forward is more than its layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for made in self:
+            y = made(x)
+            x = x + y if x.shape == y.shape else y
+        return x
+
+
+@refuse("a forward or a hook of its own")
+def sequential_with_a_forward() -> Layers:
+    return Layers(Residual(embedding(), dense(), dense(), dense(), head()), mean_error, CONTEXT)
+
+
 @refuse("which reads weight of layer 4")
 def tied_by_their_data() -> Layers:
     first, last = embedding(), nn.Linear(WIDTH, 256, bias=False)
@@ -790,6 +910,11 @@ def masked_mean_of_each_row(logits, targets):
 def loss_that_writes_into_its_logits(logits, targets):
     logits /= 0.7
     return mean_error(logits, targets)
+
+
+@loss()
+def loss_that_writes_into_its_gradient(logits, targets):
+    return Passes.apply(2 * mean_error(logits, targets), lambda gradient: gradient.mul_(0.5))
 
 
 @loss(refused("writes into its targets"))

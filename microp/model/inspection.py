@@ -72,6 +72,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
             )
     if few.is_real:
         few.check_alone(few.many_rows()[0])
+        few.check_in_flight(more.inputs[-2:])
         if fresh is not None:
             few.check_first(fresh, more)
             if made.changes_buffers:
@@ -157,6 +158,7 @@ def _check_form(made: Layers) -> None:
             "256 for bytes"
         )
     layers = list(made.layers)
+    _check_container(made.layers)
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise ValueError(f"a {type(layer).__name__} as layer {index}: give an nn.Module")
@@ -172,6 +174,18 @@ def _check_form(made: Layers) -> None:
         raise ValueError(f"a {type(made.loss).__name__} as its loss: give a function of (output, targets)")
     if isinstance(made.loss, nn.Module) and any(True for _ in made.loss.parameters()):
         raise ValueError("a loss with weights, which belongs to no stage: move them into the last layer")
+
+
+def _check_container(whole: Any) -> None:
+    """Raise ValueError if a module does more than to call its layers in turn."""
+    if not isinstance(whole, nn.Module):
+        return
+    hooks = whole._forward_pre_hooks, whole._forward_hooks, whole._backward_pre_hooks, whole._backward_hooks
+    if type(whole).forward not in (nn.Sequential.forward, nn.ModuleList.forward) or any(hooks):
+        raise ValueError(
+            f"a {type(whole).__name__} with a forward or a hook of its own, which stages of its layers would not run: "
+            "move that into the layers, and give list(...) of them"
+        )
 
 
 def _check_data(made: Layers) -> None:

@@ -79,7 +79,7 @@ class OwnModel(Model):
 
     def build(self, indices: Iterable[int], seed: int) -> list[nn.Module]:
         with GENERATOR, seeded(derive_seed(seed, "layers")):
-            made: Layers = self._function(**self._settings.keys)
+            made: Layers = self._function(**copy.deepcopy(self._settings.keys))  # it may change a list
         self._made = replace(made, layers=())
         layers = separated(made.layers, self._settings.tied_weights)
         held = {index: layers[index] for index in indices}

@@ -12,7 +12,8 @@ other ranks: so what it makes may depend on nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import chain
 from time import perf_counter
@@ -55,7 +56,7 @@ class Trial:
     def _run(self, index: int, x: Tensor) -> Tensor:
         layer, name = self._layers[index], layer_text(self._layers, index)
         # 1. run the layer, and watch it
-        leaf, entered = entering(x)
+        leaf, entered = entering(x, any(map(trained, self._layers[:index])))
         version, memory, buffers, numbers = entered._version, _memory(layer), _buffers(layer), _numbers(layer)
         with seeded(0) as draws, Watch(entered) as seen:
             what = f"{name}, which fails for its input {tensor_text(entered)}"
@@ -66,12 +67,7 @@ class Trial:
             raise ValueError(
                 f"{name}, which writes into its input, from which a recomputation starts: let it make a new tensor"
             )
-        written = [key for key, place in _memory(layer).items() if place != memory[key] or place[1] in seen.written]
-        if written:
-            raise ValueError(
-                f"{name}, whose forward writes into its weight {written[0]}: microbatches and replicas would write at "
-                "other times than one process, so leave that to the optimizer"
-            )
+        _check_weights(layer, f"{name}, whose forward", memory, seen.written)
         now = _numbers(layer)
         changed = [key for key, state in _buffers(layer).items() if buffers.get(key) != state]
         changed += [key for key, value in numbers.items() if now.get(key) != value]
@@ -116,10 +112,9 @@ class Trial:
         if not y.requires_grad and (leaf.requires_grad or trained(layer)):
             raise ValueError(
                 f"{name}, whose output has no gradient: join it and its neighbour with weights to one layer "
-                "(nn.Sequential), and do not detach"
+                "(nn.Sequential), and use no detach, and behind frozen layers no reentrant checkpoint"
             )
-        is_cut = leaf.requires_grad and not any(tensor is leaf for tensor in leaves_of(y))
-        if is_cut and any(map(trained, self._layers[:index])):
+        if leaf.requires_grad and not any(tensor is leaf for tensor in leaves_of(y)):
             raise ValueError(
                 f"{name}, which cuts the gradient of its input: the layers before it would not be trained, so freeze "
                 "their weights (requires_grad_(False)), or do not detach"
@@ -161,13 +156,30 @@ class Trial:
 
     def check_alone(self, inputs: Tensor) -> None:
         """Raise ValueError if a layer makes something else when other layers have been given another input since."""
+        # of a layer that changes with each forward a copy that has what its own forwards have kept until now
+        alone = [or_none(deepcopy, layer) if self._made.changes_buffers else layer for layer in self._layers]
         passed = self.replay(inputs)
-        self.replay(inputs.flip(0))
-        for index in reversed(range(len(self._layers))):
-            if self._differ(_again(self._layers[index], passed[index]), passed[index + 1]):
+        self.replay(inputs[:1].expand_as(inputs))
+        for index, layer in reversed([*enumerate(alone)]):
+            again = _again(layer, passed[index]) if layer is not None else passed[index + 1]
+            if again is None or not are_equal(again, passed[index + 1]):
                 raise ValueError(
                     f"{layer_text(self._layers, index)}, which depends on what another layer keeps: on another rank "
                     "that is not there, so pass it on in the tensor between the layers"
+                )
+
+    def check_in_flight(self, others: Tensor) -> None:
+        """Raise ValueError if a backward depends on what the forwards of another microbatch have kept since its own."""
+        runs = list(self._runs(self.inputs))
+        at_once = [or_none(_gradients, layer, *run) for layer, run in zip(self._layers, runs, strict=True)]
+        self.replay(others)
+        for index, (layer, before) in enumerate(zip(self._layers, at_once, strict=True)):
+            later = or_none(_gradients, layer, *runs[index])
+            if before is not None and (later is None or not all(map(are_equal, later, before, map(size_of, before)))):
+                raise ValueError(
+                    f"{layer_text(self._layers, index)}, whose backward depends on what the newest forward has kept: "
+                    "that may be of another microbatch, so let each forward keep what its backward needs in a variable "
+                    "of its own, and not in the module"
                 )
 
     def check_first(self, fresh: Sequence[nn.Module], other: Trial) -> None:
@@ -196,12 +208,17 @@ class Trial:
 
     def replay(self, x: Tensor) -> list[Tensor]:
         """Run all layers once more, without a check, and return the input of each and the output of the last."""
-        passed = [x]
+        return [x, *(y.detach() for _, y in self._runs(x))]
+
+    def _runs(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run all layers once more, and yield of each the leaf that gets its input's gradient, and what it makes."""
         for index, layer in enumerate(self._layers):
-            what = f"{layer_text(self._layers, index)}, which fails for {len(x)} rows"
+            leaf, entered = entering(x)
             with seeded(0):
-                passed.append(tried(partial(layer, entering(passed[-1])[1]), what, "let it take any number").detach())
-        return passed
+                what = f"{layer_text(self._layers, index)}, which fails for {len(x)} rows"
+                y = tried(partial(layer, entered), what, "let it take any number")
+            x = y.detach()
+            yield leaf, y
 
     def many_rows(self) -> tuple[Tensor, Tensor]:
         """Return inputs with each token of the vocabulary, or with as many as take no long time, and their targets."""
@@ -297,19 +314,16 @@ def _check_backward(layer: nn.Module, name: str, leaf: Tensor, y: Tensor) -> Non
         return
 
     def gradients(*given: Tensor) -> list[Tensor]:
-        for each in given:
-            backward = partial(y.backward, each.clone(), retain_graph=True)  # gradients may be views of it
-            tried(backward, f"{name}, whose backward fails", "make it work")
-        made = [tensor.grad for tensor in (leaf, *layer.parameters()) if tensor.grad is not None]
-        leaf.grad = None
-        layer.zero_grad()
+        run = partial(_gradients, layer, leaf, y, *given)
+        made: list[Tensor] = tried(run, f"{name}, whose backward fails", "make it work")
         return made
 
-    one = random_gradient(y)
+    memory, one = _memory(layer), random_gradient(y)
     other = one.flip(0)
     with seeded(0) as draws:
         alone, double = gradients(one), gradients(2 * one)
         second, after, both = gradients(other), gradients(one, other), gradients(one + other)
+    _check_weights(layer, f"{name}, whose backward", memory)
     if draws():
         raise ValueError(f"{name}, whose backward draws random numbers: draw them in the forward")
     if any(gradient.is_sparse for gradient in alone):
@@ -326,9 +340,29 @@ def _check_backward(layer: nn.Module, name: str, leaf: Tensor, y: Tensor) -> Non
         )
 
 
-def entering(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a leaf that gets the gradient of `x`, and the tensor that enters a layer, which is no leaf."""
-    leaf = x.detach().requires_grad_(x.is_floating_point())
+def _gradients(layer: nn.Module, leaf: Tensor, y: Tensor, *given: Tensor) -> list[Tensor]:
+    """Return the gradients of a layer's input and weights, summed over some of its output, by default a random one."""
+    for each in given or [random_gradient(y)] * y.requires_grad:
+        y.backward(each.clone(), retain_graph=True)  # gradients may be views of it
+    made = [tensor.grad for tensor in (leaf, *layer.parameters()) if tensor.grad is not None]
+    leaf.grad = None
+    layer.zero_grad()
+    return made
+
+
+def _check_weights(layer: nn.Module, who: str, before: dict[str, Any], written: Collection[int] = ()) -> None:
+    """Raise ValueError if weights, or their gradients, are not as `before`, or where something was written."""
+    for key, memory in _memory(layer).items():
+        if memory != before.get(key) or memory[1] in written:
+            raise ValueError(
+                f"{who} writes into its weight {key} or its gradient: microbatches and replicas would write at other "
+                "times than one process, so leave that to the optimizer"
+            )
+
+
+def entering(x: Tensor, is_reached: bool = True) -> tuple[Tensor, Tensor]:
+    """Return a leaf that gets the gradient of `x`, if that is wanted, and what enters a layer, which is no leaf."""
+    leaf = x.detach().requires_grad_(x.is_floating_point() and is_reached)
     return leaf, leaf.clone()
 
 
@@ -379,9 +413,9 @@ def size_of(gradient: Tensor) -> float:
     return float(gradient.detach().abs().nan_to_num(0, 0, 0).max()) if gradient.numel() else 0.0
 
 
-def _memory(layer: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return for each weight how often it was written, and where it is."""
-    return {name: (weight._version, place_of(weight)) for name, weight in layer.named_parameters()}
+def _memory(layer: nn.Module) -> dict[str, tuple[int, int, bool]]:
+    """Return for each weight how often it was written, where it is, and whether it has a gradient."""
+    return {name: (w._version, place_of(w), w.grad is not None) for name, w in layer.named_parameters()}
 
 
 def _buffers(layer: nn.Module) -> dict[str, tuple[int, int]]:

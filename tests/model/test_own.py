@@ -1,11 +1,23 @@
 """A model of one's own: what is known of it without numbers, what is refused, and that weights follow from the seed."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from own_model import by_numpy, leaving, mixed, normed, of_last, partly_frozen, passing, settings_of, tied_layers
+from own_model import (
+    by_numpy,
+    emptying,
+    leaving,
+    mixed,
+    normed,
+    of_last,
+    partly_frozen,
+    passing,
+    settings_of,
+    tied_layers,
+)
 from shapes import Does
 from torch import nn
 from training import digest
@@ -111,6 +123,12 @@ def test_the_weights_follow_from_the_seed_and_not_from_the_ranks(function, layer
     assert generator_states() == states
     one, same, differs = (digest(list(made.state_dict().values())) for made in (alone, whole[layer], other))
     assert one == same != differs
+
+
+def test_a_function_may_empty_a_list_that_it_is_given():
+    """Ranks that are threads give it the same one."""
+    model = build_model(replace(settings_of(emptying), keys={"widths": [8]}))
+    assert [len(model.build(range(3), 0)) for _ in range(2)] == [3, 3]
 
 
 def test_a_module_without_weights_may_be_in_several_layers():
