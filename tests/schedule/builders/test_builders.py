@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ each_named = pytest.mark.parametrize(("name", "build"), NAMED, ids=label)
 
 @each_named
 def test_every_schedule_runs_to_its_end_and_is_written_as_text(name: str, build: Builder) -> None:
-    for ranks, chunks in lengths(name):
+    """Of a schedule with many shapes each K and M has some of them."""
+    step = 1 + len(BUILDERS[name]) // 6
+    for ranks, chunks in islice(lengths(name), NAMED.index((name, build)) % step, None, step):
         schedule = validate(build(ranks, chunks))
         assert (len(schedule.ranks), schedule.chunks) == (ranks, chunks)
         assert schedule.name.removesuffix("_lifo").startswith(name)
