@@ -65,13 +65,8 @@ def test_the_first_page_is_read_in_one_go():
     assert len((ROOT / "README.md").read_bytes()) <= 10_000
 
 
-def test_pictures_and_closed_forms_of_the_page_are_those_of_the_code():
-    """The builders' pictures are compared with the simulator where they stand; every schedule with a form is listed."""
+def test_every_schedule_with_a_closed_form_is_listed():
     page = (ROOT / "microp/schedule/README.md").read_text()
-    builders = "".join(path.read_text() for path in (ROOT / "microp/schedule/builders").glob("*.py"))
-    rows = [line for line in page.splitlines() if line.startswith("rank ")]
-    assert len(rows) > 12
-    assert not [row for row in rows if row not in builders]
     table = page[page.index("| schedule | makespan") :].partition("\n\n")[0].splitlines()
     assert {line.split("|")[1].partition(",")[0].strip() for line in table[2:]} == {*closed_forms._MAKESPANS, "two_bp"}
 

@@ -105,6 +105,7 @@ class TiedGradients:
             layer: job.schedule.holders(stage) for stage in range(job.schedule.depth) for layer in job.layers_of(stage)
         }
         self._first_tag = tag = 2 * job.schedule.stages * job.schedule.units  # above those of the actions
+        self._is_asked = self._has_copies or bool(job.model.tied_weights)  # the same on all ranks
         every = []
         for tied in job.model.tied_weights:
             weights = [[layers[layer].get_parameter(name)] if layer in layers else [] for layer, name in tied]
@@ -124,6 +125,8 @@ class TiedGradients:
         Layers of copies use two mailboxes of a link in turn: who sends a layer has had the peer's last one, which the
         peer sent when it had read the one before.
         """
+        if not self._is_asked:
+            return []
         mine, counts = [], Counter[int]()
         for shared in self._shared:
             for weights, tag in zip(shared.weights, shared.tags, strict=True):

@@ -5,6 +5,7 @@ one after another. On K ranks M goes below K, is no multiple of it, and does not
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, product
 
 import pytest
@@ -62,6 +63,10 @@ def test_bit_for_bit(ranks, backend, whole, tmp_path):
 
 REORDERED = (schedules.seq_1f1b, schedules.dualpipe, schedules.chimera)  # test_slices_and_copies.py
 OTHERS = [build for build in schedules.ORDERS.values() if build not in (naive, gpipe, one_f_one_b, *REORDERED)]
+OTHERS += [
+    partial(schedules.interleaved, warmup=schedules.Warmup.single),
+    lambda ranks, chunks: schedules.interleaved(ranks, chunks, extra_warmup=1, overlap=True).apart,
+]
 
 
 def in_monolith_s_order(schedule) -> bool:

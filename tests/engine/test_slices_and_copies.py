@@ -12,11 +12,14 @@ import torch
 import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from one_process import assert_near, by_one_process, by_processes, by_threads
-from own_model import mixed, settings_of
+from own_model import mixed, of_all, settings_of
+from shapes import Does
 from threads import in_threads
+from torch import nn
 
 import microp
 from microp.comms import thread_comms
+from microp.model import Layers
 from microp.schedule import skewed, uniform
 from microp.schedule.builders import chimera, dualpipe, seq_1f1b, two_bp
 
@@ -77,6 +80,24 @@ def test_copies_train_as_one_process_does(ranks, tmp_path):
     every = [job for job in jobs_of_copies("threads" if ranks == 6 else "shm") if job.ranks == ranks]
     for job, trained in zip(every, by_processes(every, tmp_path) if ranks < 6 else map(by_threads, every), strict=True):
         assert_near(trained, by_one_process(job))
+
+
+def two_types() -> Layers:
+    """A layer whose weights are float64 and float32: its gradients are sent together, as the wider one."""
+    scaled = Does(
+        lambda own, x: x * own.scale + own.shift,
+        scale=nn.Parameter(torch.ones(8)),
+        shift=nn.Parameter(torch.zeros(8, dtype=torch.float64)),
+    )
+    head = nn.Linear(8, 256, dtype=torch.float64)
+    return Layers([nn.Embedding(256, 8, dtype=torch.float64), scaled, head], of_all, 4)
+
+
+def test_copies_of_weights_of_two_types_on_processes(tmp_path):
+    """Their mailboxes are as large as what is sent."""
+    job = small_job(schedule=chimera(2, 4), model=settings_of(two_types), backend="shm")
+    [trained] = by_processes([job], tmp_path)
+    assert_near(trained, by_one_process(job), rtol=1e-5, atol=1e-6)
 
 
 def ten_steps(job, comms):

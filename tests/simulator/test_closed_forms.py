@@ -10,10 +10,10 @@ from itertools import product
 import pytest
 from catalogue import BUILDERS, held_peak, lengths
 
-from microp.schedule import Schedule, validate
+from microp.schedule import Op, Schedule, validate
 from microp.schedule import builders as schedules
 from microp.simulator import Costs, closed_forms, even_shares, simulate
-from microp.trace import Span, bubble_fraction, in_flight_peak, makespan
+from microp.trace import Span, bubble_fraction, makespan
 
 TRIALS = 250
 
@@ -25,7 +25,7 @@ def _largest_span(spans: list[Span]) -> int:
 
 
 def _random_schedule(name: str, rng: random.Random) -> Schedule:
-    ranks = rng.choice([2, 4, 6]) if name in ("dualpipe", "chimera") else rng.randint(1, 6)
+    ranks = rng.choice([2, 4, 6, 8]) if name in ("dualpipe", "chimera") else rng.randint(1, 8)
     chunks = rng.choice([rng.randint(1, 3 * ranks + 2), ranks * rng.randint(1, 3), 2 * ranks])
     chunks += chunks % 2 if name in ("dualpipe", "chimera") else 0
     return rng.choice(BUILDERS[name])(ranks, max(chunks, 2 * ranks) if name.startswith("dualpipe") else chunks)
@@ -132,21 +132,19 @@ def test_makespan_of_1f1b_with_one_heavy_stage() -> None:
 def test_in_flight_and_held_peaks(name: str) -> None:
     known = {"in flight": 0, "held": 0}
     for build in BUILDERS[name]:
-        for ranks, chunks in lengths(name, most=6):
+        for ranks, chunks in lengths(name):
             schedule = build(ranks, chunks)
-            ones = (1,) * schedule.stages
             loops = schedule.depth // ranks * schedule.slices
             in_flight = closed_forms.in_flight_peak(schedule)
             if in_flight is not None:
                 known["in flight"] += 1
-                measured = in_flight_peak(simulate(schedule, Costs(ones, ones, ones)))
-                assert in_flight == [Fraction(measured[rank], loops) for rank in range(ranks)]
+                assert in_flight == [Fraction(peak, loops) for peak in held_peak(schedule, Op.B, Op.I)]
             held = closed_forms.held_peak(schedule)
             if held is not None:
                 known["held"] += 1
                 assert held == [Fraction(peak, loops) for peak in held_peak(schedule)]
     assert known["held"] > 10
-    assert name in ("v_min", "two_bp", "dualpipe") or known["in flight"] > 10
+    assert name in ("v_min", "dualpipe") or known["in flight"] > 10
 
 
 @pytest.mark.parametrize(

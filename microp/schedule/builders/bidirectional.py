@@ -101,29 +101,19 @@ def chimera(ranks: int, chunks: int) -> Schedule:
         ValueError: `ranks` or `chunks` is odd.
     """
     _needs("chimera", ranks, chunks, 2)
-    half = chunks // 2
-    empty = Schedule("chimera", chunks, ((Action(Op.F, 2 * ranks - 1, half),),) * ranks, copies=2)
-    waiting = [
-        [
-            Action(op, stage, begin + microbatch)
-            for microbatch in range(half)
-            for stage, begin in ((rank, 0), (2 * ranks - 1 - rank, half))
-            for op in (Op.B, Op.F)
-        ]
-        for rank in range(ranks)
-    ]
-    done: set[Action] = set()
+    half, last = chunks // 2, 2 * ranks - 1
+    empty = Schedule("chimera", chunks, ((Action(Op.F, last, half),),) * ranks, copies=2)
+    lanes = [((rank, 0), (last - rank, half)) for rank in range(ranks)]
+    turns = [(op, number) for op in (Op.B, Op.F) for number in range(half)]  # what is earlier here goes first
+    waiting = [[Action(op, stage, begin + number) for op, number in turns for stage, begin in lane] for lane in lanes]
+    done, held = set[Action](), [0] * ranks
     order: list[list[Action]] = [[] for _ in range(ranks)]
-    held = [0] * ranks
     while any(waiting):
         started = []
         for rank, todo in enumerate(waiting):
-            ready = (
-                action
-                for action in sorted(todo, key=lambda action: (action.op is Op.F, action.microbatch % half))
-                if done.issuperset(empty.parents(action)) and (action.op is Op.B or held[rank] < ranks)
-            )
-            if (action := next(ready, None)) is not None:
+            able = (action for action in todo if action.op is Op.B or held[rank] < ranks)
+            action = next((each for each in able if done.issuperset(empty.parents(each))), None)
+            if action is not None:
                 todo.remove(action)
                 held[rank] += 1 if action.op is Op.F else -1
                 order[rank].append(action)

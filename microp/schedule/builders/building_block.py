@@ -122,11 +122,8 @@ def squeeze(repeated: Schedule, limit: int) -> Schedule:
     weights: list[deque[Action]] = [deque() for _ in todo]
     done: list[list[Action]] = [[] for _ in todo]
     room = [limit] * len(todo)
-    ends, free, slot = (
-        dict[Action, int](),
-        [0] * len(todo),
-        0,
-    )  # the slots in which actions have ended, and ranks are free
+    ends: dict[Action, int] = {}  # the slots in which actions have ended
+    free, slot = [0] * len(todo), 0  # when ranks are free
 
     def is_ready(action: Action) -> bool:
         return all(ends.get(parent, slot + 1) <= slot for parent in repeated.parents(action))

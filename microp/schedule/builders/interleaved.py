@@ -33,46 +33,28 @@ def interleaved(
         rank 0  0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1   . 2B2   . 2B3 0B2 0B3        warmup 4
         rank 1    . 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3   .        warmup 2
 
-    With v stages per rank the bubble is (K-1)/v instead of K-1 microbatches, for v times the
-    messages. A round of G microbatches goes through all stages of a rank before the next one; G = K
-    where K divides M. Else there are max(1, floor(M/K)) rounds, as even as possible, the larger ones
-    first, and G is the first round's size, K <= G < 2K for M >= K: the bubble is the same. The
-    warmup is 2(K-1-r) + (v-1)G forwards, and at most one more of the vM (stage, microbatch) pairs of
-    rank r is in flight (Narayanan et al., arXiv 2104.04473, section 2.2, there for chunks divisible
-    by ranks). A last round of fewer than K microbatches, which a `group` can leave, makes the step
-    longer, and some such orders deadlock.
-
-    Args:
-        stages_per_rank: the number of stages that a rank holds.
-        group: G, at least K, the last round having what is left; None: rounds as even as possible.
-        extra_warmup: how many more forwards every rank begins with.
-        warmup: `single`: K-1-r in place of 2(K-1-r) forwards, which holds K microbatches at G = K, as 1F1B does.
-        overlap: whether a forward and the backward after it are a pair, as in Megatron's combined 1F1B. A pair may
-            not wait for itself, so that there has to be an extra forward in the warmup.
+    The bubble is (K-1)/v microbatches for v times the messages. The warmup of rank r is 2(K-1-r) + (v-1)G forwards, for
+    rounds of G microbatches (`rounds_of`), and at most one more of its vM (stage, microbatch) pairs is in flight
+    (Narayanan et al., arXiv 2104.04473, section 2.2, there for chunks divisible by ranks). With `single` it is
+    K-1-r + (v-1)G, which holds K microbatches at G = K, as 1F1B does. With `overlap` a forward and the backward after
+    it are a pair, as in Megatron's combined 1F1B; none may wait for itself, which takes an extra forward. A last round
+    below K, which a `group` can leave, makes the step longer, and some such orders deadlock.
 
     Raises:
-        ValueError: `stages_per_rank` is below 1, `group` below `ranks`, or `extra_warmup` below 0, or below 1 beside
-            `overlap`.
+        ValueError: `stages_per_rank` is below 1, `group` below `ranks`, or `extra_warmup` below 0, or 1 for `overlap`.
     """
     if extra_warmup < overlap:
-        raise ValueError(
-            f"schedule.extra_warmup={extra_warmup} is below {overlap:d}{' beside schedule.overlap=true' * overlap}: "
-            f"use {overlap:d} or more"
-        )
+        beside = " beside schedule.overlap=true" * overlap
+        raise ValueError(f"schedule.extra_warmup={extra_warmup} is below {overlap:d}{beside}: use {overlap:d} or more")
     each = 2 if warmup == Warmup.double else 1
-
-    def more(rank: int) -> int:
-        return each * (ranks - 1 - rank) + extra_warmup
-
-    order = rows(
-        looped_1f1b(looped_stages(rank, ranks, stages_per_rank), ranks, chunks, more(rank), group)
-        for rank in range(ranks)
-    )
+    more = [each * (ranks - 1 - rank) + extra_warmup for rank in range(ranks)]
+    stages = [looped_stages(rank, ranks, stages_per_rank) for rank in range(ranks)]
+    order = rows(looped_1f1b(held, ranks, chunks, lead, group) for held, lead in zip(stages, more, strict=True))
     schedule = Schedule("interleaved", chunks, order)
     if not overlap:
         return schedule
     steady = stages_per_rank * chunks - (stages_per_rank - 1) * rounds_of(ranks, chunks, group)[0]
-    without = [rank for rank in range(ranks) if more(rank) >= steady]  # ranks that begin with all their forwards
+    without = [rank for rank in range(ranks) if more[rank] >= steady]  # ranks that begin with all their forwards
     return replace(schedule, pairs=overlapped(order, apart=without))
 
 

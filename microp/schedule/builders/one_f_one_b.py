@@ -91,19 +91,11 @@ def seq_1f1b(ranks: int, chunks: int, slices: int = 2, stages_per_rank: int = 1,
         rank 1   . F0 F1 B1 F2 B0 F3 B3 F4 B2 F5 B5 B4  .        warmup 1
 
     A microbatch's forwards go along the sequence, because a slice attends to the keys and values of those before
-    it; its backwards come back, because they need the gradients of these. With M microbatches of s slices the bubble
-    is that of Ms microbatches, (K-1)/(Ms+K-1) of the step, and at most K-r-1+s of the units of rank r are in flight:
-    (K-1+s)/s microbatches where 1F1B holds K (Sun et al., Seq1F1B, arXiv 2406.03488).
-
-    With v stages per rank, ceil(K/s) microbatches make a round, G units, which goes through all stages of a rank
-    before the next one; the bubble is (K-1)/(Msv+K-1), and (v-1)G + K-r-1+s units are in flight (Sun et al., MEPipe,
-    EuroSys 2025, there SVPP).
-
-    Args:
-        slices: s, the number of slices of each microbatch; 1 is 1F1B.
-        stages_per_rank: the number of stages that a rank holds.
-        eager: K-1-r more forwards in the warmup of rank r, which hide a hop of up to half a slice's time, as
-            `eager_1f1b` does.
+    it; its backwards come back. The bubble is that of Ms microbatches, (K-1)/(Ms+K-1) of the step, and K-r-1+s units
+    of rank r are in flight: (K-1+s)/s microbatches where 1F1B holds K (Sun et al., Seq1F1B, arXiv 2406.03488); `eager`
+    has K-1-r forwards more, as `eager_1f1b`. With v stages per rank, ceil(K/s) microbatches make a round, G units,
+    which goes through all of them before the next one; the bubble is (K-1)/(Msv+K-1), and (v-1)G + K-r-1+s units are
+    in flight (Sun et al., MEPipe, EuroSys 2025, there SVPP).
 
     Raises:
         ValueError: `slices` or `stages_per_rank` is below 1, or `eager` with several stages a rank, where it deadlocks.

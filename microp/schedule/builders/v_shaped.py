@@ -50,9 +50,8 @@ def dualpipe_v(ranks: int, chunks: int) -> Schedule:
 
     A B is two slots long here. F and B of the steady phase are pairs, in which the messages of one are hidden by
     the arithmetic of the other. Where a pair has no time of its own the two run one after the other, which leaves a
-    bubble of (K-1)(F+I-W)/2. Every rank holds K + 1/2 microbatches (DeepSeek-V3, arXiv 2412.19437, section
-    3.2.1, where ranks hold both ends of a pipeline; cut in half to a V by
-    github.com/deepseek-ai/DualPipe).
+    bubble of (K-1)(F+I-W)/2. Every rank holds K + 1/2 microbatches (DeepSeek-V3, arXiv 2412.19437, section 3.2.1,
+    where ranks hold both ends of a pipeline; cut in half to a V by github.com/deepseek-ai/DualPipe).
 
     Raises:
         ValueError: `chunks` is below 2K.

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate, product
 
 import pytest
 
@@ -14,9 +15,15 @@ Builder = Callable[[int, int], Schedule]
 
 LOOPED = {name: getattr(schedules, name) for name in ("interleaved", "breadth_first", "zb_interleaved", "gis")}
 
-UNDIVIDED = (
-    "1f1b naive gpipe eager_1f1b interleaved breadth_first 1f1b_v seq_1f1b"  # and chimera, which takes even numbers
-)
+
+def grouped(ranks: int, chunks: int, stages_per_rank: int, more: int) -> Schedule:
+    """GIS with the largest group, K, for `more` = 2, or one in the middle."""
+    least = -(-ranks // 2)
+    return schedules.gis(ranks, chunks, stages_per_rank, least + (ranks - least) * more // 2)
+
+
+# and chimera, which takes even numbers
+UNDIVIDED = "1f1b naive gpipe eager_1f1b interleaved breadth_first 1f1b_v seq_1f1b"
 PLAIN = "naive eager_1f1b zb_h1 zb_h2 zb_v dualpipe_v v_half v_min dualpipe chimera"  # called as their builders
 BUILDERS: dict[str, list[Builder]] = {
     **{name: [getattr(schedules, name)] for name in PLAIN.split()},
@@ -26,8 +33,9 @@ BUILDERS: dict[str, list[Builder]] = {
     "two_bp": [partial(schedules.two_bp, of=of) for of in UNDIVIDED.split()],
 }
 BUILDERS["seq_1f1b"] = [
-    partial(schedules.seq_1f1b, slices=s, stages_per_rank=v) for s, v in ((1, 1), (2, 1), (4, 1), (3, 2), (2, 3))
+    partial(schedules.seq_1f1b, slices=s, stages_per_rank=v) for s, v in product((1, 2, 3, 4), (1, 2, 3))
 ]
+BUILDERS["gis"] += [partial(grouped, stages_per_rank=v, more=more) for v, more in product((2, 3), (1, 2))]
 BUILDERS["seq_1f1b"] += [partial(schedules.seq_1f1b, slices=s, eager=True) for s in (1, 2, 4)]
 BUILDERS["interleaved"] += [
     partial(schedules.interleaved, stages_per_rank=v, warmup=warmup, extra_warmup=extra)
@@ -58,24 +66,18 @@ def build(builder: Builder, ranks: int, chunks: int) -> Schedule:
 
 
 def lengths(name: str, most: int = 8) -> Iterator[tuple[int, int]]:
-    """(ranks, chunks) on which the builder is defined: K in 1 .. 6 and 8, M in 1 .. 3K+2."""
+    """(ranks, chunks) on which the builder is defined: K in 1 .. 8, M in 1 .. 3K+2, from K = 5 on around multiples."""
     both_ends = name in ("dualpipe", "chimera")
-    for ranks in (k for k in (1, 2, 3, 4, 5, 6, 8) if k <= most):
+    for ranks in range(1, most + 1):
         for chunks in range(2 * ranks if name.startswith("dualpipe") else 1, 3 * ranks + 3):
-            if not both_ends or ranks % 2 == chunks % 2 == 0:
+            if (ranks < 5 or (chunks + 1) % ranks < 4) and (not both_ends or ranks % 2 == chunks % 2 == 0):
                 yield ranks, chunks
 
 
-def held_peak(schedule: Schedule) -> list[int]:
-    """For each rank the most (stage, microbatch) pairs between their F and their B or W."""
-    peaks = []
-    for row in schedule.ranks:
-        now, peak = 0, 0
-        for action in row:
-            now += (action.op is Op.F) - (action.op in (Op.B, Op.W))
-            peak = max(peak, now)
-        peaks.append(peak)
-    return peaks
+def held_peak(schedule: Schedule, *ends: Op) -> list[int]:
+    """For each rank the most (stage, microbatch) pairs between their F and their end, B or W if none is given."""
+    counts = ([(op is Op.F) - (op in (ends or (Op.B, Op.W))) for op, *_ in row] for row in schedule.ranks)
+    return [max(accumulate(row)) for row in counts]
 
 
 def grid(schedule: Schedule) -> list[list[str]]:
