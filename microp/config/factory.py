@@ -25,10 +25,13 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import sysconfig
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field, make_dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from hydra.utils import get_method
@@ -38,6 +41,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from microp import settings
 from microp.config.errors import first_line, log_traceback
 from microp.records import in_words
+from microp.system import PACKAGE
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
 T = TypeVar("T")
@@ -78,7 +82,7 @@ def build(group: str, node: dict[str, Any], made: type[T], **given: Any) -> T:
             named = any(str(error).startswith(f"{key}=") for key in knobs)
             raise ValueError(f"{group}.{error}" if named else str(error)) from error
         numbers = ", ".join(f"{key}={value}" for key, value in given.items() if isinstance(value, int)) or "its keys"
-        raise ValueError(f"{what} failed for {numbers}: {in_words(error)}") from error
+        raise ValueError(f"{what} failed for {numbers}: {in_words(error)}{_line_of(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -104,9 +108,20 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         return builder, set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
-        said, (module, _, function) = in_words(error.__cause__ or error), node["builder"].rpartition(".")
+        cause, (module, _, function) = error.__cause__ or error, node["builder"].rpartition(".")
+        said, line = in_words(cause), _line_of(cause)
         said = f"{module} has no function {function}" if said.endswith("is not a package") else said
+        if lacks == "cannot be imported" and not line and not isinstance(cause, SyntaxError):
+            line = ": write FILE.FUNCTION, with FILE.py in the current folder or in one that PYTHONPATH names"
+        said += line
         raise ValueError(f"{group}.builder={node['builder']} {lacks}: {said}") from error
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the line of a user's file at which an error was raised, in brackets; empty if none was run."""
+    others = (*sysconfig.get_paths().values(), str(PACKAGE), "<")
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def is_computed(partition: dict[str, Any]) -> bool:
