@@ -48,6 +48,7 @@ T = TypeVar("T")
 MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
 MOST_WEIGHTS = 100_000_000  # of a model that is made with numbers to be checked; a larger one only if it has to be
 GIVEN = frozenset({"ranks", "chunks", "layers", "stages", "task"})  # arguments of builders that are no keys
+HOW = ": write FILE.FUNCTION, with FILE.py in the current folder or in one that PYTHONPATH names"
 _checked_models: dict[str, settings.OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
@@ -109,11 +110,9 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
         cause, (module, _, function) = error.__cause__ or error, node["builder"].rpartition(".")
-        said, line = in_words(cause), _line_of(cause)
+        said = in_words(cause)
         said = f"{module} has no function {function}" if said.endswith("is not a package") else said
-        if lacks == "cannot be imported" and not line and not isinstance(cause, SyntaxError):
-            line = ": write FILE.FUNCTION, with FILE.py in the current folder or in one that PYTHONPATH names"
-        said += line
+        said += _line_of(cause) or HOW * (lacks == "cannot be imported" and not isinstance(cause, SyntaxError))
         raise ValueError(f"{group}.builder={node['builder']} {lacks}: {said}") from error
 
 
