@@ -276,10 +276,9 @@ def _notes(plan: Plan, found: Found) -> list[str]:
 def _too_little(plan: Plan, found: Found, cap: float) -> str:
     """Return by how much even the smallest plan needs more memory than there is, and what would fit."""
     least = found.over[0]
-    words = " ".join(least.choice.words())
+    words, sizes = " ".join(least.choice.words()), other_sizes(plan.pricer, least.choice, cap)
     key = "device.memory_gib" if plan.config.memory_gib is None else "memory_gib"
     several = f"each of {found.candidates:,} plans: {words} needs least of them,"
-    sizes = [f"{typed} ({size_text(peak)})" for typed, peak in other_sizes(plan.pricer, least.choice, cap)]
     return (
         f"{key}={cap / GIB:g} is too little for {several if found.candidates > 1 else f'{words}, which needs'} "
         f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={1.01 * least.peak / GIB:.3g} (near "

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from fractions import Fraction
 from functools import cache, cached_property
 from html import escape
@@ -39,7 +40,7 @@ from microp.results import asked, same, spans_frame, unscaled
 from microp.schedule import spread, to_text, to_torch_csv
 from microp.simulator import Simulated, closed_forms, critical_path, simulate
 from microp.system import GIB, MIB
-from microp.terminal import Column, console, err, extremes, out, paragraph, show_columns, swept_columns
+from microp.terminal import Column, bar, console, extremes, out, paragraph, show_columns, swept_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,8 +194,7 @@ def _note(text: str) -> None:
 
 def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
     """Price one point, print or draw it, and return its figures."""
-    with err.status(f"pricing {point.schedule['name']}"):
-        priced = Price(job)
+    priced = Price(job)
     for note in job.notes:
         _note(note)
     figures = dict(priced.figures)
@@ -226,13 +226,21 @@ class PricingCallback(PointsCallback):
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._as_text = config.output == "text"
         self._points: list[Priced] = []
+        self._number, self._shown = len(points), ExitStack()
+        self._tick = self._shown.enter_context(bar("pricing")) if self._as_text else lambda _: None
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if isinstance(job_return.return_value, dict):
             typed = list(job_return.overrides or ())
             self._points.append(Priced(plain(read_config(config)), typed, job_return.return_value))
+            self._tick(len(self._points) / self._number)
+
+    def close(self) -> bool:
+        self._shown.close()
+        return False
 
     def end(self, config: DictConfig) -> None:
+        self.close()
         if self._as_text and self._points:
             show_prices(self._points)
 

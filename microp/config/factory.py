@@ -25,10 +25,13 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import sysconfig
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field, make_dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from hydra.utils import get_method
@@ -39,12 +42,14 @@ from microp import settings
 from microp.config.errors import first_line, log_traceback
 from microp.records import in_words
 from microp.schedule.builders import builder_of, two_bp
+from microp.system import PACKAGE
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
 T = TypeVar("T")
 MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
 MOST_WEIGHTS = 100_000_000  # of a model that is made with numbers to be checked; a larger one only if it has to be
 GIVEN = frozenset({"ranks", "chunks", "layers", "stages", "task"})  # arguments of builders that are no keys
+HOW = ": write FILE.FUNCTION, with FILE.py in the current folder or in one that PYTHONPATH names"
 _checked_models: dict[str, settings.OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
@@ -79,7 +84,7 @@ def build(group: str, node: dict[str, Any], made: type[T], **given: Any) -> T:
             named = any(str(error).startswith(f"{key}=") for key in knobs)
             raise ValueError(f"{group}.{error}" if named else str(error)) from error
         numbers = ", ".join(f"{key}={value}" for key, value in given.items() if isinstance(value, int)) or "its keys"
-        raise ValueError(f"{what} failed for {numbers}: {in_words(error)}") from error
+        raise ValueError(f"{what} failed for {numbers}: {in_words(error)}{_line_of(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -105,13 +110,22 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         names, hints = set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
-        said, (module, _, function) = in_words(error.__cause__ or error), node["builder"].rpartition(".")
+        cause, (module, _, function) = error.__cause__ or error, node["builder"].rpartition(".")
+        said = in_words(cause)
         said = f"{module} has no function {function}" if said.endswith("is not a package") else said
+        said += _line_of(cause) or HOW * (lacks == "cannot be imported" and not isinstance(cause, SyntaxError))
         raise ValueError(f"{group}.builder={node['builder']} {lacks}: {said}") from error
     if builder is two_bp:  # it has the keys of the schedule that it is of
         inner = builder_of(str(node.get("of")))
         names, hints = names | set(inspect.signature(inner).parameters), get_type_hints(inner) | hints
     return builder, names - {"keys"}, hints
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the line of a user's file at which an error was raised, in brackets; empty if none was run."""
+    others = (*sysconfig.get_paths().values(), str(PACKAGE), "<")
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def is_computed(partition: dict[str, Any]) -> bool:

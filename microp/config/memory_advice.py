@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 
 from microp.config.config_checks import as_run, order_problems, ranks_here, shared_cores
 from microp.config.knobs import used_knobs
-from microp.config.prediction import layer_memory, plan_command, prices_of, profile_problems, used_profile
+from microp.config.prediction import layer_memory, prices_of, profile_command, profile_problems, used_profile
 from microp.config.schema import GROUPS, Config, default_options
 from microp.job import Job
 from microp.planner import Choice, Priced, Pricer, Subject, advice, fill_text
@@ -51,20 +50,12 @@ def memory_problem(config: Config, job: Job) -> str | None:
     if now.peak <= cap:
         return None
     limit = f"device.memory_gib={cap / GIB:g}" if config.device.memory_gib is not None else f"its {size_text(cap)}"
-    plan = "" if config.compile else plan_command(config, job.processes, cap / GIB)
-    remedy = advice(pricer, now, cap, lambda words: _in_place(config, words), plan, most_ranks(config))
+    words = f"ranks={job.processes}", f"memory_gib={cap / GIB:.4g}"
+    plan = profile_command(replace(config, compile=False), "plan", *words)
+    remedy = advice(pricer, now, cap, lambda words: _in_place(config, words), plan)
     if "step" in remedy and not pricer.subject.prices.is_known and (cores := shared_cores(config)):
         remedy += f"; steps are of ranks with a core each, not of {config.ranks * config.replicas} on {cores}"
     return f"{_needs(pricer, job, now)}, more than {limit}: {remedy}"
-
-
-def most_ranks(config: Config) -> float:
-    """Return the largest number of ranks that the device allows: each needs a GPU, or a speed, of its own."""
-    if config.device.name == "cuda" and not config.device.is_shared:
-        import torch
-
-        return torch.cuda.device_count() or inf
-    return len(config.device.speed) if config.device.speed else inf
 
 
 def _in_place(config: Config, words: str) -> str:
@@ -87,6 +78,8 @@ def subject_of(config: Config, devices: int, rows: float | None = None) -> Subje
         return layer_memory(config.model, rows or own, split, config.computing, slices)
 
     def runs(name: str, schedule: Schedule, replicas: int) -> Schedule:
+        if (config.device.name == "cuda" or config.device.speed) and len(schedule.ranks) * replicas > devices:
+            raise ValueError("more ranks need a GPU, or a speed, of their own")
         order = as_run(config, schedule)
         for problem in order_problems(replace(config, schedule={"name": name}, replicas=replicas), order):
             raise ValueError(problem)

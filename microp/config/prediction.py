@@ -225,21 +225,12 @@ def used_profile(config: Config) -> profiling.Profile | None:
     return None if config.device.is_emulated and config.profile is None else profile_for(config)
 
 
-def profile_command(config: Config) -> str:
-    """Return the command that measures the configuration's model."""
-    return _command("profile", config, {})
-
-
-def plan_command(config: Config, ranks: int, memory_gib: float) -> str:
-    """Return the command that searches plans for the configuration's model, batch and device."""
-    device = asdict(replace(config.device, memory_gib=None, speed=None))
-    typed = [override("profile", config.profile)] if config.profile else []
-    return _command("plan", config, {"device": device}, f"ranks={ranks}", f"memory_gib={memory_gib:.4g}", *typed)
-
-
-def _command(program: str, config: Config, groups: dict[str, dict[str, Any]], *typed: str) -> str:
-    """Return the command of a program with the configuration's model, optimizer and batch, and with these groups."""
-    words, asked = [*typed], {"model": config.model.asked, "optimizer": asdict(config.optimizer), **groups}
+def profile_command(config: Config, program: str = "profile", *typed: str) -> str:
+    """Return the command that measures the configuration's model, or `plan` with words of it that plans for it."""
+    words, asked = [*typed], {"model": config.model.asked, "optimizer": asdict(config.optimizer)}
+    if program == "plan":
+        words += [override("profile", config.profile)] if config.profile else []
+        asked["device"] = asdict(replace(config.device, memory_gib=None, speed=None))
     for group, keys in asked.items():
         defaults = default_values(group, keys["name"])
         given = {key: value for key, value in keys.items() if not is_fixed(group, key) and defaults.get(key) != value}

@@ -48,10 +48,10 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
     schedule, chunks = SCHEDULES[lab]
     given = f"ranks={RANKS}", f"chunks={chunks}", "steps=5", "warmup_steps=1", *words
     job = typed_job(lab, text, arguments, *given, fixed=[f"schedule={schedule}"], takes=TAKES)
-    name, count = job.schedule.name, job.training_steps + 1
+    name, count = job.schedule.name, counted(job.steps, "step")
     with (
         tempfile.TemporaryDirectory() as folder,
-        err.status(f"{name}: {job.ranks} processes start and run {count} steps"),
+        err.status(f"{name}: {job.ranks} processes start, and {count} after the warm-up will be measured"),
     ):
         launch_ranks(job, Path(folder))
         spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")
@@ -85,6 +85,7 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
         is_short = nominal["work"] > MOSTLY_WORK
         why = "The times are too short for the real work" if is_short else "The machine was busy"
         lesson += f"\n{why}: {late}, and a step {nominal['step']:.2f} times its own."
+        lesson += " Use fewer chunks, or device.forward_ms and device.backward_ms four times as long." * is_short
     if not isinstance(job.device, EmulatedSettings):
         lesson += "\nThe times are real: what small layers cost besides is in them and not in the formula."
     formula = "" if form is None else f", {form:.1%} by the formula"

@@ -7,7 +7,7 @@
           2.0      ‾‾‾──────      before: "\\xf1kQ..."    after: "def get(..."
               0         steps
 
-The text is the source of Python's own library.
+The text is the source of Python's own library. Two minutes: `python -m microp.labs 10 steps=400`, or `--steps 400`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from math import inf
+from copy import copy
+from dataclasses import replace
+from operator import lshift, rshift
 
 from microp.planner.choices import ORDERS, Choice, Priced, Pricer, knobs_of
 from microp.schedule.builders import LOOPED, V_SHAPED
@@ -75,45 +77,44 @@ def _single(pricer: Pricer, now: Choice) -> Iterator[tuple[str, Choice]]:
         yield "partition=balanced", now._replace(partition="balanced")
 
 
-def other_sizes(pricer: Pricer, now: Choice, cap: float, most: float = inf) -> list[tuple[str, float]]:
-    """Return the least number of ranks, up to `most`, and the largest batch with which every rank has at most `cap`.
+def other_sizes(
+    pricer: Pricer, now: Choice, cap: float, pipelines: int = 1, typed: Callable[[str], str] = str
+) -> list[str]:
+    """Return the fewest ranks, and the most rows, with which every rank has at most `cap` bytes, as typed; or nothing.
 
-    Each as typed, with the bytes of the fullest rank. Tried are twice, four, ... times the ranks, and half, a quarter,
-    ... of the rows. There may be none: a layer alone can be too large.
+    Tried are 2, 4, ... times the ranks, and 1/2, 1/4, ... of the batch: if a layer alone is too large, none is enough.
+    Where `ranks` are those of one pipeline, there are that many `pipelines`.
     """
-    subject, replicas, is_given = pricer.subject, now.replicas, now.partition == "given"
-    ranks = [n for power in range(1, 14) if (n := subject.devices << power) <= min(most, replicas * subject.layers)]
-    rows = [n for power in range(1, 30) if (n := subject.batch_size >> power) >= replicas * now.chunks]
-    spread = now._replace(partition="uniform") if is_given else now  # sizes for another number of stages
-    found = []
-    for key, numbers, choice in (("devices", ranks, spread), ("batch_size", rows, now)):
-        for number in numbers:
+    found, is_given = [], now.partition == "given"  # sizes for another number of stages
+    choice = now._replace(partition="uniform") if is_given else now
+    for key, field, shift in (("ranks", "devices", lshift), ("batch_size", "batch_size", rshift)):
+        for power in range(1, 20):
+            other, number = copy(pricer), shift(getattr(pricer.subject, field), power)
+            other.subject = replace(pricer.subject, **{field: number})
             with suppress(ValueError):  # as in `changes`
-                priced = pricer.resized(**{key: number}).price(choice, cap)
-                if priced is not None and priced.peak <= cap:
-                    typed = f"batch_size={number}" if key == "batch_size" else f"ranks={number // replicas}"
-                    found.append((typed + " partition=uniform" * (choice != now), priced.peak))
+                if (priced := other.price(choice, cap)) is not None and priced.peak <= cap:
+                    number //= pipelines if key == "ranks" else 1
+                    words = typed(f"{key}={number}{' partition=uniform' * is_given}")
+                    found.append(f"{words} ({size_text(priced.peak)})")
                     break
     return found
 
 
 def advice(
-    pricer: Pricer, now: Priced, cap: float, typed: Callable[[str], str] = str, plan: str = "", most: float = inf
+    pricer: Pricer, now: Priced, cap: float, typed: Callable[[str], str] = str, plan: str = "python -m microp.plan"
 ) -> str:
     """Return the changes that fit as one phrase, each with its memory and its price in time.
 
     Args:
         now: the choice as it is, with the predicted time of its step if that is known.
         typed: the words of a change -> how to type them.
-        plan: the command that searches several changes together; empty if there is none.
-        most: the largest number of ranks, of all replicas, that there can be.
+        plan: the command that searches several changes together.
     """
-    found = changes(pricer, now, cap)
-    if not found:
-        sizes = [f"{typed(words)} ({size_text(peak)})" for words, peak in other_sizes(pricer, now.choice, cap, most)]
-        rest = "no other change alone is enough" + ", nor are more ranks or fewer rows" * (not sizes)
-        return f"use {' or '.join([*sizes, 'a smaller model'])}; {rest}{plan and f'; several together: {plan}'}"
-    return "use " + " or ".join(
-        f"{typed(words)} ({size_text(plan.peak)}, step {100 * (plan.step / now.step - 1):+.0f} %)"
-        for words, plan in found
-    )
+    named = [
+        f"{typed(words)} ({size_text(priced.peak)}, step {100 * (priced.step / now.step - 1):+.0f} %)"
+        for words, priced in changes(pricer, now, cap)
+    ]
+    if not named:
+        named = other_sizes(pricer, now.choice, cap, now.choice.replicas, typed)
+        named += ["a smaller model", f"several changes together: {plan}"]
+    return f"use {' or '.join(named)}"

@@ -11,7 +11,6 @@ Schedules and the counts of what their ranks hold are computed once for all choi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, NamedTuple
@@ -111,12 +110,6 @@ class Pricer:
         priced = self.price(choice)
         assert priced is not None, "it exists"
         return priced
-
-    def resized(self, **sizes: int) -> Pricer:
-        """Return the pricer of the same subject with another number of devices, or another batch."""
-        other = copy(self)
-        other.subject = replace(self.subject, **sizes)
-        return other
 
     def schedule(self, choice: Choice) -> Schedule | None:
         """Return the schedule of a choice, or None if there is none for its numbers."""

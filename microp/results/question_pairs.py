@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd
 
 _LEFT_OUT = (LAUNCH, "config.comms.timeout_s")  # not part of a question; see microp.job.identity
-ROUNDING = 1e-6
+ROUNDING = 1e-3
 _WORDS = {"fraction": {"faster": "smaller", "slower": "larger"}}  # of a bubble, less is smaller and not faster
 
 
@@ -157,8 +157,8 @@ def compare_figure(figure: Figure, a: pd.DataFrame, b: pd.DataFrame) -> dict[str
     both = [*sides["a"].values(), *sides["b"].values()]
     if figure.kind == "exact" or min(both) <= 0:
         ratio, verdict = line["a"] / line["b"] if line["b"] else None, "less" if line["a"] < line["b"] else "more"
-        if ratio and abs(ratio - 1) < ROUNDING:
-            verdict = "rounding"  # as of losses that are added up in another order
+        if ratio and abs(ratio - 1) < ROUNDING and format(line["a"], figure.form) == format(line["b"], figure.form):
+            verdict = "the same"  # as printed, as of losses that are added up in another order
         line |= {"ratio": ratio, "low": None, "high": None, "verdict": verdict, "more": None, "comparison": None}
     else:
         is_rate = figure.kind == "rate"  # its inverse is a time

@@ -12,7 +12,6 @@ import os
 import platform
 import socket
 import sys
-import urllib.request
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
@@ -114,6 +113,8 @@ def out_of_reach() -> str | None:
 def _refusal(address: str) -> str | None:
     """Return why no connection to an address, or to the proxy before it, can be made."""
     url = urlparse(address)
+    import urllib.request  # it loads ssl, half of the time until Ctrl-C is seen
+
     proxy = urllib.request.getproxies().get(url.scheme)
     if proxy and not urllib.request.proxy_bypass(url.hostname or ""):
         url = urlparse(proxy if "://" in proxy else f"http://{proxy}")

@@ -62,9 +62,8 @@ def show_comparison(a: results.Group, b: results.Group, limit: int) -> None:
     sides = [row for group in (a, b) for row in results.records(group.rows)]
     if reason := results.unscaled({key.removeprefix("config."): row[key] for key in row} for row in sides):
         warn(reason)
-    decides = (
-        "samples_per_s" if "config.batch_size" in pairing.compared and not reason else "step_ms"
-    )  # the batches differ
+    of_samples = "config.batch_size" in pairing.compared and "samples_per_s" in {*figures["figure"]}
+    decides = "samples_per_s" if of_samples else "step_ms"
     main = figures[figures["figure"] == decides]
     if figures["pair"].nunique() == 1:
         show([Column("figure", list(figures["figure"]), "left", 9), *_sides(figures)], "--csv")

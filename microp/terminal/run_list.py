@@ -180,7 +180,7 @@ def _keys(rows: pd.DataFrame, points: Sequence[results.PointRow]) -> Iterator[Co
     configs = [{key: value for key, value in point.config.items() if key not in NOT_ASKED} for point in points]
     for key in swept_columns(results.swept(configs, _FIRST)):
         if key.name not in _IN_ID and not key.name.endswith(".builder"):
-            yield replace(key, importance=35)
+            yield replace(key, importance=45)
 
 
 def delete(runs: results.Runs, single: bool, yes: bool) -> int:

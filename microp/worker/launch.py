@@ -178,6 +178,7 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats_path: str 
     except BaseException:
         traceback.print_exc()
         time.sleep(_LAST_S)
+        faulthandler.unregister(signal.SIGTERM)  # from here on the terminal would get it, and not the log
         sys.exit(1)
     return result
 

@@ -1,6 +1,7 @@
 """`python -m microp.simulate`: what it prints, what it prices, and what it refuses."""
 
 import json
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import training
 from threads import in_threads
+from typed import type_in
 from user import ran
 
+from microp.commands import pricing
 from microp.commands.pricing import Price
 from microp.config import compose_config, make_job, read_config
 from microp.config.prediction import predict
@@ -65,6 +68,13 @@ def test_several_as_one_table(tmp_path):
     assert done.stdout.startswith("4 simulated, the same in all: ranks=2 ")
     assert "a cost is of a microbatch, whatever its rows: compare bubbles" in done.stderr
     assert "rank 0 |" not in done.stdout
+
+
+def test_a_bar_has_the_share_of_the_points_that_are_priced(tmp_path, monkeypatch):
+    shares: list[float] = []
+    monkeypatch.setattr(pricing, "bar", lambda _: nullcontext(shares.append))
+    assert type_in(None, f"simulate -m chunks=2,4 model.dim=64 output_dir={tmp_path}", monkeypatch) == 0
+    assert shares == [0.5, 1.0]
 
 
 def test_json_is_one_object_a_point_and_nothing_else(tmp_path):

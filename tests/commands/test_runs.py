@@ -181,6 +181,10 @@ def test_two_folders_are_compared_and_steps_with_different_batches_per_sample(tm
     assert "warning: the nominal times are per stage" in err or "warning: the nominal times are per microbatch" in err
     assert "samples_per_s" not in out
     assert "time per" not in out
+    store_run(tmp_path / "nominal", "device=emulated", "chunks=4", "batch_size=128", step_ms=80.0)
+    store_run(tmp_path / "nominal", "device=emulated", "chunks=16", "batch_size=512", step_ms=320.0)
+    assert command.main(["nominal", "--compare", "batch_size=128", "batch_size=512"]) == 0
+    capsys.readouterr()  # microbatches of as many rows, whose times do not know them
     assert command.main(["before", "--compare", "after", "before"]) == 0
     out, err = capsys.readouterr()
     text = " ".join(out.split())

@@ -62,7 +62,7 @@ OPTIONS = {
             for name in ["raises", "returns_text", "returns_no_rows", "returns_other_ranks", "exits"]
         ),
         *(("unknown_function", "own.nothing"), ("not_a_function", "own.number")),
-        ("exiting_module", "own_exits.good"),
+        *(("exiting_module", "own_exits.good"), ("unknown_import", "own_imports.good")),
         *(("odd_type", "own.odd_type\ngroup: 1"), ("resolver", "own.good\ngroup: ${nowhere:1}")),
     )
 } | {"no_builder": "name: mine\n", "slash": "name: a/b\nbuilder: own.good\n", "broken": "name: [mine\n"}
@@ -99,7 +99,8 @@ SWEEPS = {  # configurations for `-cn`
 
 FILES: dict[str, str | bytes] = {
     **{"own.py": FUNCTIONS, "own_models.py": MODELS},
-    **{"own_exits.py": "import sys\nsys.exit(3)\n", "a.file": "this is a file\n"},
+    **{"own_exits.py": "import sys\nsys.exit(3)\n", "own_imports.py": "import nosuch\n"},
+    **{"a.file": "this is a file\n"},
     **{"text.txt": "some text " * 100, "tokens.bin": bytes([0, 1] * 500), "odd.bin": "odd"},
     "deadlock.csv": "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
     "frozen.csv": "0F0,0F1,0B0,0B1\n1F0,1I0,1F1,1I1\n",

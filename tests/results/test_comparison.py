@@ -204,4 +204,6 @@ def test_times_have_a_verdict_and_memory_and_loss_are_exact(groups):
     peak = figure(pairing, "peak_memory_mib")
     assert (peak["verdict"], peak["ratio"], peak["comparison"], peak["low"]) == ("less", 33 / 40, None, None)
     assert figure(pairing, "loss.last")["verdict"] == "equal"
+    close = compared(groups, peak_memory_mib={"1f1b": [[33.0]] * 3, "gpipe": [[33.001]] * 3})
+    assert figure(close, "peak_memory_mib")["verdict"] == "the same"  # as printed
     assert "peak_activation_mib" not in set(pairing.figures["figure"])

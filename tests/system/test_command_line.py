@@ -47,6 +47,12 @@ def test_a_character_that_the_terminal_lacks_is_a_question_mark():
     assert subprocess.run([sys.executable, "-c", code], env=latin, stdout=subprocess.PIPE).stdout == b"1 ? 2\n"
 
 
+def test_what_is_loaded_before_a_signal_is_seen_is_little(tmp_path):
+    start(
+        [sys.executable, "-c", "import microp.system, sys; assert 'ssl' not in sys.modules"], tmp_path
+    ).check_returncode()
+
+
 def test_every_command_is_run_so():
     files = [path for folder in ("microp", "analysis") for path in (ROOT / folder).rglob("*.py")]
     mains = {path: text for path in files if '\nif __name__ == "__main__":\n' in (text := path.read_text())}

@@ -14,7 +14,7 @@ import pytest
 import rank_faults
 from conftest import small_job
 from sockets import is_loopback, listening
-from user import until
+from user import start, until
 
 from microp.comms.waiting import is_alive
 from microp.records import WriteError
@@ -113,6 +113,28 @@ def test_a_model_function_that_is_not_deterministic_is_refused_where_it_matters(
         return
     with pytest.raises(RankError, match=f"{' began with other numbers than '.join(said)}.*torch's generator, which"):
         run_threads(job, tmp_path)
+
+
+FAILS = """
+import os, signal
+from types import SimpleNamespace
+from microp.worker import launch
+launch._LAST_S = 0
+launch.Heartbeats = lambda *_: SimpleNamespace(start=lambda _: None)
+os.environ |= {"LOCAL_RANK": "0", "RANK": "0"}
+try:
+    launch._in_new_process(SimpleNamespace(device=SimpleNamespace(threads=1), processes=1), None, None, None)
+except SystemExit:
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_rank_that_has_told_its_error_says_no_more_when_it_is_ended(tmp_path):
+    """Then its output is the terminal's again, and no longer its log."""
+    done = start([sys.executable, "-c", FAILS], tmp_path)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stderr.startswith("Traceback")
+    assert "most recent call first" not in done.stderr
 
 
 def test_a_full_disk_on_which_torch_s_launcher_stumbles_is_named(tmp_path, monkeypatch):
