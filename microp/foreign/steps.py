@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from inspect import signature
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from microp.foreign.reading import OPS, Lane, Mark, Range, TraceError
 from microp.schedule import Action, Op, Schedule, remote_source, validate
@@ -145,10 +145,12 @@ def _named(schedule: Schedule) -> Schedule:
     """Return an order with its name, if microp builds it."""
     for name, build in ORDERS.items():
         looped = {"stages_per_rank": schedule.stages // len(schedule.ranks)} if name in LOOPED else {}
-        takes = signature(build).parameters
-        slices = [n for n in range(2, schedule.chunks) if schedule.chunks % n == 0 and "slices" in takes]
-        drained = [{"drain": Drain.lifo}] if "drain" in takes else []
-        for own in ({}, *drained, *({"slices": n} for n in slices)):
+        takes, divisors = (
+            signature(build).parameters,
+            (n for n in range(2, schedule.chunks) if schedule.chunks % n == 0),
+        )
+        ways: list[dict[str, Any]] = [{}, {"drain": Drain.lifo}, *({"slices": n} for n in divisors)]
+        for own in (way for way in ways if way.keys() <= takes.keys()):
             try:
                 chunks = schedule.chunks // own.get("slices", 1)
                 if (built := build(len(schedule.ranks), chunks, **looped, **own)).ranks == schedule.ranks:

@@ -116,7 +116,7 @@ def test_lanes_whose_ranges_have_their_stage_in_their_arguments(tmp_path):
     panels = {"replayed": spans_of(schedule, forward=9), **panels}
     assert read(perfetto(panels, dict.fromkeys(panels, schedule), tmp_path / "trace.json"))[0].spans == aligned.spans
     runs = {"gpipe-m4-k2": panels["measured"], "1f1b-m4-k2": panels["measured"]}
-    said = "of gpipe-m4-k2, ms; 1f1b-m4-k2, ms: keep one, as `python -m analysis.timeline RUN` writes it"
+    said = "of gpipe-m4-k2, ms; 1f1b-m4-k2, ms: keep one, as analysis.timeline of one run"
     with pytest.raises(TraceError, match=said):
         read(perfetto(runs, dict.fromkeys(runs, schedule), tmp_path / "trace.json"))
 
