@@ -70,10 +70,8 @@ def _book(
     free = clock.began
     for span in row:
         time["host"] += span.wait_start - free
-        wait = span.start - span.wait_start
-        needs = [
-            schedule.source(each) for each in (span.action, schedule.partners.get(span.action)) if each
-        ]  # a pair's
+        wait, pair = span.start - span.wait_start, (span.action, schedule.partners.get(span.action))
+        needs = [schedule.source(each) for each in pair if each]
         peers = [ends[each] for each in needs if each and schedule.placement[each.stage] != span.rank]
         if not peers:
             time["host"] += wait  # no message is involved
