@@ -228,10 +228,10 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
         plot.titled(axis, model, "peak activations of a rank, MiB", "step time, ms")
         scales.logarithmic(axis.xaxis, own["worst_mib"])
         axis.set_ylim(0, 1.3 * own["step_ms.median"].max())
-    plot.legend(figure, [looks.FRONT])
+    plot.legend(figure)
     text = (
-        "Step time against peak activations of the rank that holds most, one marker per schedule, policy and M. The "
-        f"line is the Pareto front. {markers(runs)}"
+        "Step time against peak activations of the rank that holds most, one marker per schedule, policy and M. A line "
+        f"is the Pareto front of the filled markers. {markers(runs)}"
     )
     if not compared.empty:
         costs = _alike(compared)

@@ -56,9 +56,7 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
     """
     if not {*TIMES} <= {*runs.columns}:
         return pd.DataFrame()
-    needed = [
-        column for column in dict.fromkeys((*TIMES, *SPREAD, *QUESTION, *PROBLEM)) if column in runs
-    ]  # groups of all columns take long
+    needed = [key for key in dict.fromkeys((*TIMES, *SPREAD, *QUESTION, *PROBLEM)) if key in runs]  # all take long
     known = runs[needed][runs["replicas"] == 1].dropna(subset=["step_ms.median", "predicted.step_ms"])
     rows = [_of_launches(own) for _, own in known.groupby("question", sort=True)]
     table = pd.DataFrame(rows)
@@ -83,7 +81,7 @@ def of_the_others(values: pd.Series[float], middle: Callable[[Any], Any]) -> Num
 
 def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
     first = records(launches.head(1))[0]
-    times = launches["step_ms.median"]
+    times, [point] = launches["step_ms.median"], records(over_launches(launches, ["question"], ["step_ms.median"]))
     ranks, chunks = int(first["ranks"]), int(first["chunks"])  # a column is of floats if a run has no end
     size = first.get("config.model.dim")
     model = first["model"] if size is None or np.isnan(size) else f"{first['model']}, dim {size:g}"
@@ -99,8 +97,8 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
         "checkpointing": first["checkpointing"],
         "launches": len(launches),
         "measured": float(times.median()),
-        "measured.wide": over_launches(launches, ["question"], [str(times.name)])[f"{times.name}.wide"].iloc[0],
-        "disturbed": bool(launches["disturbed"].any()),
+        "measured.wide": point["step_ms.median.wide"],
+        "disturbed": point["disturbed"],
         "noise": float((times.max() - times.min()) / 2 / times.median()) if len(times) > 1 else np.nan,
         PREDICTED: float(launches["predicted.step_ms"].median()),
         REPLAYED: float(launches["replayed.step_ms"].median()),

@@ -67,15 +67,10 @@ def answer(runs: pd.DataFrame) -> str:
         seen = listed(by_width(runs.dropna(subset=[TURNS]), TURNS))
         told.append(f"run in turn within one launch, ddp's step time over that of torch_ddp is {seen}")
     # 3. the ring
-    fits = ring_fits(ring_sums(runs[runs["ring"]])[1])
-    if fits:
-        seen = listed(
-            [
-                f"{number(alpha)} ms per message and {number(beta / 1024)} GiB/s with {replicas} replicas"
-                for replicas, (alpha, beta) in fits.items()
-            ]
-        )
-        told.append(f"the ring's latency and bandwidth, fitted to its sums, are {seen}")
+    fits = ring_fits(ring_sums(runs[runs["ring"]])[1]).items()
+    per = [f"{number(a)} ms per message and {number(b / 1024)} GiB/s with {n} replicas" for n, (a, b) in fits]
+    if per:
+        told.append(f"the ring's latency and bandwidth, fitted to its sums, are {listed(per)}")
     # 4. the most emulated replicas
     _, compared = relative_to_one(runs[runs["device"] == "emulated"])
     if not compared.empty and compared["replicas"].nunique() > 1:
@@ -196,9 +191,9 @@ def ring_sums(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def ring_fits(table: pd.DataFrame) -> dict[int, tuple[float, float]]:
     """Return latency and bandwidth of the ring for each number of replicas with `FIT` sizes; see `alpha_beta`."""
-    groups: dict[Any, pd.DataFrame] = dict(list(table.groupby("replicas")))
-    known = {int(n): own for n, own in groups.items() if len(own) >= FIT}
-    return {n: alpha_beta(n, own["mib"], own["reduction.all_reduce_ms"]) for n, own in known.items()}
+    groups: dict[Any, pd.DataFrame] = dict(iter(table.groupby("replicas")))
+    values = {int(n): (own["mib"], own["reduction.all_reduce_ms"]) for n, own in groups.items() if len(own) >= FIT}
+    return {n: alpha_beta(n, *own) for n, own in values.items()}
 
 
 def alpha_beta(replicas: int, mib: pd.Series[float], times: pd.Series[float]) -> tuple[float, float]:

@@ -312,14 +312,11 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 
 def _panels(table: pd.DataFrame, value: str, label: str, legend: Sequence[Line2D]) -> Figure:
     """Return a figure with one panel per part: `value` over M, one line per schedule, and the closed forms."""
-    groups = list(table.groupby("panel", sort=False))
-    figure, axes = plot.panels(len(groups))
-    for axis, (panel, own) in zip(axes, groups, strict=True):
-        named = looks.looks(own["schedule"])
-        plot.lines(axis, plot.beside(own, "chunks", "schedule", named), "chunks", value, "schedule", named, "formula")
-        scales.powers(axis, own["chunks"])
-        plot.titled(axis, str(panel), plot.CHUNKS, label)
-    plot.legend(figure, legend)
+    shifted = plot.beside(table, "chunks", "schedule", looks.in_order(table["schedule"]))
+    groups, names = [(str(panel), own) for panel, own in shifted.groupby("panel", sort=False)], (plot.CHUNKS, label)
+    figure = plot.line_panels(groups, "chunks", value, "schedule", names, legend, "formula")
+    for axis, (_, own) in zip(figure.axes, groups, strict=True):
+        scales.powers(axis, table.loc[own.index, "chunks"])
     return figure
 
 

@@ -186,11 +186,8 @@ def _heavy_and_others(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _used(rows: pd.DataFrame) -> pd.DataFrame:
-    lines = [
-        {**row, "rank": rank, "utilisation": value}
-        for row in records(rows)
-        for rank, value in enumerate(_utilisation(row))
-    ]
+    used = ((row, rank, value) for row in records(rows) for rank, value in enumerate(_utilisation(row)))
+    lines = [{**row, "rank": rank, "utilisation": value} for row, rank, value in used]
     table = over_launches(pd.DataFrame(lines), [*PANEL, *POINT, "rank"], ["utilisation"], WIDE_FRACTION)
     spans = [simulate(*case) for case in _points(rows)["case"]]
     table["formula"] = [float(time / makespan(own)) for own in spans for _, time in sorted(busy(own).items())]

@@ -15,6 +15,7 @@ See `looks` for colours and markers, `scales` for axes, `fitting` for the measur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise, product
 from typing import Any, cast
 
 import matplotlib as mpl
@@ -197,7 +198,7 @@ def lines(
 
 
 def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> None:
-    """Write the value of `by` beside each point of a table, where it covers no other name and no point.
+    """Write the value of `by` near each point of a table, where it covers no name, no point and if possible no line.
 
     For figures with more names than colours. A thin line leads to a name that is far from its point; one that has no
     room is only in the legend. The axes' scales and limits are final.
@@ -207,37 +208,35 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
     axis.autoscale(False)
     places = axis.transData.transform(table[[x, y]].to_numpy(dtype=float))
     high, gap = fitting.LINE * fitting.POINTS / 72 * figure.dpi, 5 / 72 * figure.dpi
-    near = 0.95 * gap
-    taken = [Bbox.from_extents(left - near, low - near, left + near, low + near) for left, low in places]
+    drawn = [axis.transData.transform(line.get_xydata()) for line in axis.get_lines() if line.get_linestyle() == "-"]
+    lines = [spot for line in drawn for ends in pairwise(line) for spot in _along(*ends)]
+    taken = [Bbox([place - 0.95 * gap, place + 0.95 * gap]) for place in places]
     inside = axis.get_window_extent()
-    for (left, low), name in zip(places, table[by].map(str), strict=True):
-        wide = fitting.width(name) * figure.dpi
-        around = [
-            (out * shift - wide * aside, out * rise - high * below)
-            for out in (1, 3, 5, 7)
-            for shift, aside, rise, below in (
-                *((gap, 0, gap / 2, 0), (gap, 0, 0, 0.5), (-gap, 1, 0, 0.5), (0, 0.5, 1.4 * gap, 0)),
-                *((0, 0.5, -1.4 * gap, 1), (gap, 0, -gap, 1), (-gap, 1, -gap, 1), (-gap, 1, gap, 0)),
-            )
-        ]
-        for shift, rise in around:
-            box = Bbox.from_bounds(left + shift, low + rise, wide, high)
-            is_inside = inside.contains(box.xmin, box.ymin) and inside.contains(box.xmax, box.ymax)
-            end = np.clip((left, low), box.min, box.max)
-            length = float(np.hypot(*(end - (left, low)))) / gap
-            line = [
-                Bbox.from_bounds(across, up, 1, 1) for across, up in np.linspace((left, low), end, 20) if length > 2
-            ]
-            line = line[int(30 / length) + 1 :] if line else []  # from the edge of the marker on
-            if is_inside and not box.count_overlaps(taken) and not any(spot.count_overlaps(taken) for spot in line):
-                taken += [box, *line]
-                x_at, y_at = axis.transData.inverted().transform((box.xmin, box.ymin))
-                behind = {"facecolor": "white", "edgecolor": "none", "pad": 0, "alpha": 0.6}
-                if line:
-                    ends = axis.transData.inverted().transform([(left, low), end])
-                    axis.plot(*ends.T, color="0.6", linewidth=0.4, zorder=1.4)
-                axis.text(x_at, y_at, name, va="bottom", color="0.25", bbox=behind, in_layout=False)
+    for place, marker, name in zip(places, [*taken], table[by].map(str), strict=True):
+        size = np.array([fitting.width(name) * figure.dpi, high])
+        for avoided, out, angle in product((lines, []), range(1, 20), np.radians(range(0, 360, 15))):
+            to = np.array([np.cos(angle), np.sin(angle)])
+            box = Bbox.from_bounds(*(place + gap * out * to - size * (1 - to) / 2), *size)
+            end = np.clip(place, box.min, box.max)
+            lead = _along(place + gap * to, end) if np.hypot(*(end - place)) > 2 * gap else []
+            is_inside = inside.contains(*box.min) and inside.contains(*box.max)
+            fits = is_inside and not box.count_overlaps([*taken, *avoided])
+            others = [other for other in taken if not other.overlaps(marker)]
+            if fits and not any(spot.count_overlaps(others) for spot in lead):
+                taken += [box, *lead]
+                start, end, low = axis.transData.inverted().transform([place, end, box.min])
+                if lead:
+                    axis.plot(*zip(start, end, strict=True), color="0.6", linewidth=0.4, zorder=1.4)
+                axis.text(*low, name, va="bottom", color="0.25", in_layout=False)
                 break
+
+
+def _along(start: Numbers, end: Numbers) -> list[Bbox]:
+    """Return small boxes along a line, in pixels; none where it has a gap."""
+    if not np.isfinite([*start, *end]).all():
+        return []
+    steps = 1 + int(np.hypot(*(end - start)) / 4)
+    return [Bbox.from_bounds(*spot, 1, 1) for spot in np.linspace(start, end, steps)]
 
 
 def line_panels(
@@ -293,10 +292,12 @@ def on_front(
 ) -> pd.Series[bool]:
     """Return which rows are on the Pareto front of the rows equal in `by`: no other has both smaller `x` and `y`.
 
-    `is_faster`: whether a row is faster than the one before it on the front; by default if its `y` is smaller.
+    Rows that are too wide or disturbed, whose markers are hollow, do not count. `is_faster`: whether a row is faster
+    than the one before it on the front; by default if its `y` is smaller.
     """
     front = []
-    for _, own in table.dropna(subset=[x, y]).sort_values([x, y], kind="stable").groupby(list(by)):
+    known = table[~table[f"{y}.wide"].astype(bool)].dropna(subset=[x, y])
+    for _, own in known.sort_values([x, y], kind="stable").groupby(list(by)):
         best = None
         for at, row in own.iterrows():
             if best is None or (row[y] < best[y] and (is_faster is None or is_faster(row, best))):
@@ -306,9 +307,10 @@ def on_front(
 
 
 def draw_front(axis: Axes, best: pd.DataFrame, x: str, y: str) -> None:
-    """Draw a line through the rows of a Pareto front."""
-    best = best.sort_values(x)
-    axis.plot(best[x], best[y], color=FRONT.get_color(), linewidth=FRONT.get_linewidth(), zorder=1.5)
+    """Draw a line through the rows of a Pareto front, if they are several; `legend` explains it."""
+    if len(best) > 1:
+        best, look = best.sort_values(x), {"color": FRONT.get_color(), "linewidth": FRONT.get_linewidth()}
+        axis.plot(best[x], best[y], label="_front", zorder=1.5, **look)
 
 
 def beside(table: pd.DataFrame, x: str, by: str, named: Iterable[Any], doubles: bool = True) -> pd.DataFrame:
@@ -329,15 +331,15 @@ def beside(table: pd.DataFrame, x: str, by: str, named: Iterable[Any], doubles: 
 def legend(figure: Figure, extra: Iterable[Artist] = ()) -> None:
     """Add a legend of all names above the panels, each once, and one of `extra` below them.
 
-    The one below also explains hollow markers, if there are any.
+    The one below also explains the Pareto front and hollow markers, if there are any.
     """
     found: dict[str, Artist] = {}
     for axis in figure.axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     _legend(figure, "upper", [(name, found[name]) for name in in_order(found)])
-    keys = [*extra]
     shown = [line for axis in figure.axes for line in axis.get_lines() if np.size(line.get_xdata())]
+    keys = [*extra, *[FRONT] * any(line.get_label() == "_front" for line in shown)]
     if any(line.get_markerfacecolor() == "white" for line in shown):
         keys.append(TOO_WIDE)
     _legend(figure, "lower", [(str(key.get_label()), key) for key in keys])

@@ -116,9 +116,7 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
     for number, (kind, look) in enumerate(kinds.items()):
         own = known[known["kind"] == kind]
         at = [FORECASTS.index(name) + 0.15 * number for name in own["forecast"]]
-        fill = (
-            "none" if own["hollow"].all() else "full"
-        )  # more than half of the configurations are disturbed or too wide
+        fill = "none" if own["hollow"].all() else "full"  # of most configurations
         axes[1].plot(own["shown"], at, look.marker, color=look.colour, label=f"error, {kind}", fillstyle=fill)
     scales.logarithmic(axes[1].xaxis, known["shown"])
     scales.name_rows(axes[1], list(FORECASTS))

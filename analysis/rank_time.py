@@ -243,9 +243,8 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
             axis.text(total[rank], at[rank], f" {rank}", va="center")
         time, doubt = f"{total.max():.1f} ms", " (disturbed)" * bool(row["disturbed"])
         if plot.WIDTH > plot.ONE_COLUMN:
-            names.append(
-                f"{fitting.shortened(row['bar'], _beside() - fitting.width(f', {time}{doubt}'))}, {time}{doubt}"
-            )
+            after = f", {time}{doubt}"
+            names.append(f"{fitting.shortened(row['bar'], _beside() - fitting.width(after))}{after}")
         else:
             names.append("\n".join([fitting.shortened(row["bar"], _beside()), time, *filter(None, [doubt.strip()])]))
     for kind, own in bars.items():

@@ -62,11 +62,11 @@ def answer(runs: pd.DataFrame) -> str:
     runs = runs[runs["chunks"] == chunks].assign(point=runs["schedule"])
     what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
     told, table = fastest(runs, TIME, "ms per step", what)
-    quiet = table[~table["disturbed"].astype(bool)]
-    of_point = quiet.assign(chunks=chunks, checkpointing="never", schedule=quiet["point"])
-    best = quiet[_front(of_point, runs, "activation_mib")].sort_values("activation_mib") if len(quiet) else quiet
+    of_point = table.assign(chunks=chunks, checkpointing="never", schedule=table["point"])
+    best = table[_front(of_point, runs, "activation_mib")].sort_values("activation_mib")
     if len(best) > 1:
-        told.append(f"the best compromises of those, from the least memory on: {listed(list(best['point']))}")
+        names = listed(list(best["point"]))
+        told.append(f"the best compromises of those that are not disturbed, from the least memory on: {names}")
     return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
 
 
@@ -123,27 +123,28 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     value, time = "activation_kib", "step_ms.median"
     groups = list(table.groupby(["chunks", "checkpointing"], sort=True))
     groups = sorted(groups, key=lambda group: (group[0][0], group[0][1] != "never"))
-    figure, axes = plot.panels(len(groups), 2.8)
     named = {name: look._replace(line="") for name, look in looks.looks(sorted(table["schedule"].unique())).items()}
+    has_names = len(named) > looks.DIFFERENT  # beside the points, which takes room
+    figure, axes = plot.panels(len(groups), 3.4 if has_names else 2.8)
     for axis, ((chunks, policy), own) in zip(axes, groups, strict=True):
         same = table[table["chunks"] == chunks]
         plot.lines(axis, own, value, time, "schedule", named)
         plot.draw_front(axis, own[own["front"]], value, time)
         plot.titled(axis, f"M = {chunks}, recomputation: {policy}", SHOWN[value], SHOWN[time])
         scales.logarithmic(axis.xaxis, same[value])
-        scales.logarithmic(axis.yaxis, same[time])
-    plot.legend(figure, [looks.FRONT])
-    if len(named) > looks.DIFFERENT:
+        scales.logarithmic(axis.yaxis, [*same[time], *[0.7 * same[time].min()] * has_names])
+    plot.legend(figure)
+    if has_names:
         for axis, (_, own) in zip(axes, groups, strict=True):
-            plot.name_points(axis, own, value, time, "schedule")
+            plot.name_points(axis, own.sort_values("front", ascending=False), value, time, "schedule")
     fronts = "; ".join(
-        f"{', '.join(own[own['front']].sort_values(value)['schedule'])} (M = {chunks}, recomputation: {policy})"
+        f"{', '.join(own[own['front']].sort_values(value)['schedule']) or 'none'} (M = {chunks}, {policy})"
         for (chunks, policy), own in groups
     )
     text = (
-        "Step time against peak activations of the rank that holds most, one marker per schedule. The line is the "
-        "Pareto front of its panel, without what is not told apart from the point before it; on it are, from the least "
-        f"memory to the shortest step: {fronts}. {markers(runs)}"
+        "Step time against peak activations of the rank that holds most, one marker per schedule. A line is the Pareto "
+        "front of the filled markers of its panel, without what is not told apart from the point before it; on it "
+        f"are, from the least memory to the shortest step: {fronts}. {markers(runs)}"
     )
     return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)
 

@@ -79,9 +79,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str) -> Exhibit:
     table = table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=points)
     table = table.sort_values([*filter(None, [axes.column]), *axes.lines, "x"])  # numbers by their size
     number = table["line"].nunique()
-    closed = (
-        "Dotted: closed form of the bubble, for equal layers and free hops or for an emulated device's nominal times."
-    )
+    closed = "Dotted: closed form of the bubble, for equal layers and free hops or an emulated device's nominal times."
     text = (
         f"{counted(len(table), 'point')}; varied: {', '.join(keys) or 'nothing'}; {_same(runs)}. {markers(runs)}"
         + (f" {closed}" if table["formula"].notna().any() else "")
@@ -111,7 +109,7 @@ def answer(
     told, table = fastest(rows, value, unit)
     if work := [key for key in keys if group_of(key) not in (*HOW, "batch_size")]:  # points that do not compare
         told = []
-        for values, own in rows.groupby(work, sort=False, dropna=False):
+        for values, own in rows.groupby(work, dropna=False):
             which = ", ".join(named(key, one) for key, one in zip(work, values, strict=True))
             told.append(f"{which}: {fastest(own, value, unit)[0][0]}")
         told = told if len(told) <= MOST_TOLD else []
@@ -157,6 +155,7 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
     numeric = pd.api.types.is_numeric_dtype(table["x"])
     ticks = sorted(table["x"].unique()) if numeric else list(dict.fromkeys(table["x"]))
     named = looks.looks(list(dict.fromkeys(table["line"]))[:MOST_LINES])
+    named = {line: look._replace(line="-" * numeric) for line, look in named.items()}  # names have nothing between them
     for axis_row, quantity in zip(grid, shown, strict=True):
         for axis, column in zip(axis_row, columns, strict=True):
             own = table[(table["column"] == column) & table["line"].isin(named)]

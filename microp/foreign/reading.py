@@ -242,6 +242,8 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
     offset, world = int(base[1]) if base else 0, int(distributed[2]) if distributed else 0
     # 2. the processes and threads of each rank
     acting = sorted(where for where, own in events.ranges.items() if any(each.mark.op in OPS for each in own))
+    called = {process: events.called[process, None] for process, _ in acting}
+    acting = [where for where in acting if called[where[0]].startswith("measured,")] or acting  # of microp's own export
     has_processes = len({process for process, _ in acting}) > 1
     parts: dict[int, list[Where]] = {}
     if distributed or len(acting) == 1:
@@ -251,7 +253,8 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
         match = _RANK.search(f"{events.called[where]} {events.called[where[0], None]}")
         own = [each for each in events.ranges if each == where or (each[0] == where[0] and has_processes)]
         if parts.setdefault(int(match[1]) if match else order, own) is not own:
-            raise TraceError(f"it has two lanes of rank {match[1] if match else order}: keep one")
+            rank, names = match[1] if match else order, "; ".join(called.values()) or "one process"
+            raise TraceError(f"it has two lanes of rank {rank}, of {names}: keep one, as analysis.timeline of one run")
     # 3. their lanes
     columns, launched = list[Any](), events.launched
     if len(parts) == 1:  # else it is not known whose they are

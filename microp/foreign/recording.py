@@ -76,7 +76,7 @@ def record(
     tracking = asdict(settings.TrackingSettings(None, None, None, None, [], None, False).resolved())
     groups: dict[str, Any] = {group: {"name": FOREIGN} for group in UNKNOWN_GROUPS} | {"tracking": tracking}
     groups |= {"ranks": ranks, "chunks": schedule.chunks, "steps": len(rows), "replicas": 1, "repeat": 0}
-    groups |= {"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.stages}}
+    groups |= {"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.depth}}
     groups |= {"device": {"name": traced.device, "threads": 1}, "profile": None}
     times = {"started": rows[0][0]["ended"], "ended": rows[-1][0]["ended"], "message": None}
     status = {"uid": digest[:12], **records.this_process(), **times}
@@ -93,7 +93,7 @@ def record(
         recorder.spans(last, row.spans)
         recorder.close()
     # 3. its numbers, without those of the job that a trace does not tell
-    model, partition = settings.MlpSettings(FOREIGN, schedule.stages, 8, "float32"), Partition((1,) * schedule.stages)
+    model, partition = settings.MlpSettings(FOREIGN, schedule.depth, 8, "float32"), Partition((1,) * schedule.depth)
     engine, sync = settings.EngineSettings(FOREIGN, False), settings.SyncSettings("flat", "library")
     trained: Any = (schedule.chunks, len(rows), 0, 0.0, 0, engine, sync, 1, None, digest[:12])
     data, device = settings.SyntheticSettings("synthetic"), settings.DeviceSettings(traced.device, 1)

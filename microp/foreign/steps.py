@@ -15,12 +15,14 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from inspect import signature
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from microp.foreign.reading import OPS, Lane, Mark, Range, TraceError
 from microp.schedule import Action, Op, Schedule, remote_source, validate
 from microp.schedule.builders import LOOPED, ORDERS, Drain
+from microp.simulator import schedule_of
 from microp.trace import Span, makespan
 
 FOREIGN = "foreign"  # what microp did not make: an order, the engine, the model
@@ -82,7 +84,8 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
     for step in common:
         rows = [steps[step] for steps in ranks]
         order = tuple(tuple(span.action for span in row.spans) for row in rows)
-        schedule = Schedule(FOREIGN, sizes.most_common(1)[0][0], order)
+        copies = schedule_of([span for row in rows for span in row.spans], FOREIGN).copies
+        schedule = Schedule(FOREIGN, sizes.most_common(1)[0][0], order, copies=copies)
         try:
             if all(span.end <= span.start for row in rows for span in row.spans):
                 raise ValueError("step: no action takes any time")
@@ -143,9 +146,15 @@ def _named(schedule: Schedule) -> Schedule:
     """Return an order with its name, if microp builds it."""
     for name, build in ORDERS.items():
         looped = {"stages_per_rank": schedule.stages // len(schedule.ranks)} if name in LOOPED else {}
-        for own in ({}, {"drain": Drain.lifo}) if name in ("gpipe", "breadth_first") else ({},):
+        takes, divisors = (
+            signature(build).parameters,
+            (n for n in range(2, schedule.chunks) if schedule.chunks % n == 0),
+        )
+        ways: list[dict[str, Any]] = [{}, {"drain": Drain.lifo}, *({"slices": n} for n in divisors)]
+        for own in (way for way in ways if way.keys() <= takes.keys()):
             try:
-                if (built := build(len(schedule.ranks), schedule.chunks, **looped, **own)).ranks == schedule.ranks:
+                chunks = schedule.chunks // own.get("slices", 1)
+                if (built := build(len(schedule.ranks), chunks, **looped, **own)).ranks == schedule.ranks:
                     return replace(built.apart, ranks=schedule.ranks)  # other engines run F, then B
             except ValueError:  # it is not for these ranks and chunks
                 continue

@@ -11,8 +11,7 @@
           question             the same name for all launches of one question
           folder               the folder of the attempt
           started, message     when it began, in seconds since 1970; why it failed
-          disturbed            whether a finished run's timing was disturbed, and
-          disturbed_by         by what, as "load 9.1, 12 overruns"; see `disturbances`
+          disturbed[_by]       whether a finished run's timing was disturbed, and by what; see `disturbances`
     recorded             of a `Store`: the row as it was recorded, nested
 
 If a point was planned again (the same overrides in a newer plan of the experiment), only its newer

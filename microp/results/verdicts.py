@@ -107,6 +107,8 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
         pipelines = [each for each in launches if each[1].config["ranks"] > 1]
         if alone and pipelines and not unscaled(row.config for row in runs):
             alone = [each for each in alone if each[1].folder in here] or alone
+            every, pipelines = len(pipelines), [each for each in pipelines if not each[1].disturbed] or pipelines
+            which = "fastest" if every == len(pipelines) else "fastest undisturbed one"
             (alone_ms, one), (best_ms, best) = (min(each, key=lambda launch: launch[0]) for each in (alone, pipelines))
             what = "emulated process" if one.summary["device"] == "emulated" else "process"
             faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
@@ -120,7 +122,7 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             yield (
                 f"one {what} takes {alone_ms:.4g} ms for this step{_mark(one)}; {best.summary['schedule']} with "
                 f"chunks={best.config['chunks']}{recomputes} on {_ranks(best)} ranks"
-                f"{', the fastest of these pipelines,' if len(pipelines) > 1 else ''} takes {best_ms:.4g} ms"
+                f"{f', the {which} of these pipelines,' if every > 1 else ''} takes {best_ms:.4g} ms"
                 f"{_mark(best)}: {faster}{', in one launch each' * is_single}"
             )
 

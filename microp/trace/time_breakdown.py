@@ -10,8 +10,8 @@
 With replicas, the sum of the gradients continues after the last action. The time that the rank waits
 for it, before its optimizer, is its reduction.
 
-A wait is dependency wait until the peer has made the tensor, and exposed transfer after that. If all
-of it counted as communication, no bubble would be left. There are three kinds of dependency wait:
+A wait is dependency wait until the peer has made the tensor, of a pair both its tensors, and exposed transfer after
+that. If all of it counted as communication, no bubble would be left. There are three kinds of dependency wait:
 drain (after the rank's last forward, and from its own end until the last rank ends), warmup (before
 its first backward, if it is not drain), and steady (the others).
 """
@@ -52,6 +52,7 @@ def account(
     for span in spans:
         ends[span.action] = span.end
         rows[span.rank].append(span)
+    ends |= {action: ends[partner] for action, partner in schedule.partners.items()}  # both outputs leave together
     step = wall or (min(c.began for c in clocks.values()), max(c.ended for c in clocks.values()))
     return {rank: _book(schedule, rows[rank], ends, clock, step) for rank, clock in clocks.items()}
 
@@ -69,11 +70,13 @@ def _book(
     free = clock.began
     for span in row:
         time["host"] += span.wait_start - free
-        wait, source = span.start - span.wait_start, schedule.source(span.action)
-        if source is None or schedule.placement[source.stage] == span.rank:
+        wait, pair = span.start - span.wait_start, (span.action, schedule.partners.get(span.action))
+        needs = [schedule.source(each) for each in pair if each]
+        peers = [ends[each] for each in needs if each and schedule.placement[each.stage] != span.rank]
+        if not peers:
             time["host"] += wait  # no message is involved
         else:
-            missing = min(max(0, ends[source] - span.wait_start), wait)
+            missing = min(max(0, max(peers) - span.wait_start), wait)
             early = "warmup" if span.start <= first_backward else "steady"
             time["drain" if span.start > last_forward else early] += missing
             time["transfer"] += wait - missing

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import engine_speed, looks, plot, prediction, rank_time, sweep
+from analysis import engine_speed, looks, plot, prediction, rank_time, scales, sweep
 from analysis.command import section
 from analysis.exhibit import commits, machines, markers
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
@@ -306,11 +306,17 @@ def test_a_usual_schedule_looks_the_same_in_all_figures_and_no_other_one_looks_s
 
 
 def test_more_names_than_colours_stand_beside_their_points():
-    figure, [axis] = plot.panels(1)
-    table = pd.DataFrame({"x": [1.0, 2.0, 2.0], "y": [1.0, 2.0, 2.0], "name": ["first", "second", "third"]})
+    """All 13 of them, in half the width of a page, where five of the points nearly cover each other."""
+    figure, axes = plot.panels(2, 3.4)
+    at = {"x": [12, 24, 42, 44, 56, 98, 112, 96, 36, 22, 57, 38, 42], "y": [482, 167, 166, 145, 136, 135]}
+    names = ["naive", "1f1b", "eager_1f1b", "interleaved", "zb_h1", "zb_h2", "breadth_first", "gpipe", "v_half"]
+    table = pd.DataFrame({**at, "y": [*at["y"], 148, 190, 135, 156, 238, 142, 133], "name": [*names, *"abcd"]})
+    axis = axes[0]
     axis.plot(table["x"], table["y"], "o")
+    scales.logarithmic(axis.xaxis, table["x"])
+    scales.logarithmic(axis.yaxis, [*table["y"], 90])
     plot.name_points(axis, table, "x", "y", "name")
-    assert [text.get_text() for text in axis.texts] == ["first", "second", "third"]
+    assert [text.get_text() for text in axis.texts] == table["name"].tolist()
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in axis.texts]
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))

@@ -18,7 +18,7 @@ from stored import amend, store_run
 from user import ran, start
 
 from analysis import __main__ as report
-from analysis import m_sensitivity, orders, prediction, rank_time, sweep, timeline
+from analysis import m_sensitivity, prediction, rank_time, sweep, timeline
 from analysis.command import section
 from analysis.exhibit import provenance
 from analysis.page import escaped
@@ -263,17 +263,6 @@ def test_a_run_is_found_by_its_id(outputs, tmp_path, monkeypatch, capsys):
     [run, *_] = sorted(path.name for path in (outputs / "runs").iterdir())
     assert timeline.main([run, "--report", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith(f"{run}, attempt-1: last measured step")
-
-
-# --- `python -m analysis.orders`: one row per case, with the searched order between the bound and the best named one --
-def test_the_table_has_bounds_named_and_searched_orders(tmp_path, capsys):
-    assert orders.main(["--seconds", "1", "--solver", "0", "--cases", "2", "--report", str(tmp_path)]) == 0
-    table = pd.read_csv(tmp_path / "orders.csv")
-    assert list(zip(table["K"], table["M"], table["cap"], strict=True)) == [(2, 8, 2), (4, 8, 3)]
-    assert (table["bound"] <= table["found"]).all()
-    assert (table["found"] <= table["named"]).all()
-    assert "solver" not in table
-    assert "orders.svg .pdf .png .csv" in capsys.readouterr().out
 
 
 def test_the_answer_has_one_process_beside_the_pipelines(outputs, tmp_path):

@@ -11,6 +11,7 @@ import yaml
 from microp.config import compose_config, make_pricing_job, read_config
 from microp.foreign import TraceError, align, make_steps, marked, profile_of, read_lanes, read_names, step_rows, what_if
 from microp.profiling import to_plain
+from microp.schedule import builders
 from microp.schedule.builders import chimera, dualpipe_v, gpipe, interleaved, one_f_one_b, seq_1f1b, zb_h1, zb_h2, zb_v
 from microp.simulator import calibrate_steps, for_stages, replay_steps, simulate
 from microp.trace import bubble_fraction, busy, makespan, perfetto
@@ -105,16 +106,29 @@ def test_traces_of_two_launches_are_refused(tmp_path):
 
 
 def test_lanes_whose_ranges_have_their_stage_in_their_arguments(tmp_path):
-    """As microp's own export has them; of two timelines it is not known which is meant."""
+    """As microp's own export has them: the measured one counts, and of several runs it is not known which is meant."""
     schedule = interleaved(2, 4)
     panels = {"measured": spans_of(schedule)}
     aligned, notes = read(perfetto(panels, dict.fromkeys(panels, schedule), tmp_path / "trace.json"))
     assert notes == []
     assert aligned.schedule == schedule
     assert makespan(aligned.spans[0]) == pytest.approx(makespan(panels["measured"]), abs=10)
-    panels["replayed"] = spans_of(schedule, forward=9)
-    with pytest.raises(TraceError, match="two lanes of rank 0: keep one"):
-        read(perfetto(panels, dict.fromkeys(panels, schedule), tmp_path / "trace.json"))
+    panels = {"replayed": spans_of(schedule, forward=9), **panels}
+    assert read(perfetto(panels, dict.fromkeys(panels, schedule), tmp_path / "trace.json"))[0].spans == aligned.spans
+    runs = {"gpipe-m4-k2": panels["measured"], "1f1b-m4-k2": panels["measured"]}
+    said = "of gpipe-m4-k2, ms; 1f1b-m4-k2, ms: keep one, as analysis.timeline of one run"
+    with pytest.raises(TraceError, match=said):
+        read(perfetto(runs, dict.fromkeys(runs, schedule), tmp_path / "trace.json"))
+
+
+KNOWN = [builders.dualpipe(4, 8).apart, chimera(4, 8).apart, seq_1f1b(2, 4)]
+
+
+@pytest.mark.parametrize("schedule", KNOWN, ids=lambda schedule: schedule.name)
+def test_orders_with_copies_or_slices_are_known(tmp_path, schedule):
+    trace = perfetto({"measured": spans_of(schedule, weight=3)}, {"measured": schedule}, tmp_path / "trace.json")
+    found, _ = read(trace)
+    assert found.schedule == schedule
 
 
 def test_begins_and_ends_as_events_of_their_own(tmp_path):

@@ -239,7 +239,10 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
     assert said.endswith(" takes 50 ms: 1.60 times as fast, in one launch each")
     [slower] = one_process([*pipelines, ran("ranks=1 chunks=1", 40.0)])
     assert slower.endswith("takes 50 ms: no pipeline here is faster, in one launch each")
-    noisy = ran("ranks=1 chunks=1", 55.0)._replace(disturbed=(Disturbance("load", "load 30 on 2 cores"),))
+    loaded = (Disturbance("load", "load 30 on 2 cores"),)
+    [calm] = one_process([pipelines[0], pipelines[1]._replace(disturbed=loaded), ran("ranks=1 chunks=1", 80.0)])
+    assert "; gpipe with chunks=4 on 2 ranks, the fastest undisturbed one of these pipelines, takes 60 ms: 1.33" in calm
+    noisy = ran("ranks=1 chunks=1", 55.0)._replace(disturbed=loaded)
     [unknown] = one_process([ran("schedule=1f1b checkpointing=always", 50.0), noisy])
     assert unknown.startswith("one process takes 55 ms for this step (disturbed); 1f1b with chunks=4, checkpointing=")
     assert unknown.endswith("50 ms: too noisy to say which is faster")

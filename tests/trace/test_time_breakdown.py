@@ -9,7 +9,7 @@ from random_schedules import random_schedule
 
 from microp.records import read_rows, summarise
 from microp.schedule import Action, Op, Schedule
-from microp.schedule.builders import one_f_one_b
+from microp.schedule.builders import dualpipe, dualpipe_v, one_f_one_b
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, simulate
 from microp.trace import KINDS, Span, StepClock, account
@@ -36,6 +36,16 @@ def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
     # something lay between its backward and its optimizer; it drains until the last rank has ended
     second |= {"drain": 45 - 30, "host": 1 + 3}
     assert found == {0: {**none, **first, "host": 2 + 2 + 1}, 1: {**none, **second}}
+
+
+@pytest.mark.parametrize("build", [dualpipe, dualpipe_v])
+def test_a_pair_waits_for_both_inputs_and_not_for_a_transfer(build):
+    """Where messages take no time: its outputs leave at its end, also that of its forward."""
+    schedule = build(4, 8)
+    times = (2,) * schedule.stages
+    spans = simulate(schedule, Costs(times, times, times, pair=(5,) * schedule.stages))
+    clocks = dict.fromkeys(range(4), StepClock(0, max(span.end for span in spans), optimizer=0, recompute=0))
+    assert {times["transfer"] for times in account(schedule, spans, clocks).values()} == {0}
 
 
 def look(schedule: Schedule, spans: list[Span], clocks, rank: int, moment: int) -> str:
