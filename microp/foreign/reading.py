@@ -30,7 +30,7 @@ from microp.trace import Column
 
 TABLE = Path(__file__).with_name("names.yaml")
 OPS = ("F", "B", "I", "W")
-OTHERS = ("receive", "send", "optimizer", "step")
+KNOWN = (*OPS, "receive", "send", "optimizer", "step")
 _BETWEEN = re.compile(r"[\s,]*")
 _BEGIN = re.compile(r'\s*\[|.*?"traceEvents"\s*:\s*\[', re.DOTALL)
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
@@ -54,7 +54,7 @@ class TraceError(ValueError):
 
 
 class Mark(NamedTuple):
-    """What a range is: an action, whose op is one of OPS, or one of OTHERS."""
+    """What a range is: an action, whose op is one of OPS, or another one that is KNOWN."""
 
     op: str
     stage: int | None = None  # None: the name lacks it, as the microbatch
@@ -100,11 +100,10 @@ def read_names(own: Path | None = None) -> Naming:
     table = []
     for path in filter(None, (own, TABLE)):
         try:
-            for row in yaml.safe_load(path.read_text()):
-                pattern, op = re.compile(row["pattern"]), str(row.get("op", ""))
-                if op not in (*OPS, *OTHERS) and "op" not in pattern.groupindex:
-                    raise ValueError(f"{pattern.pattern} tells no op, as {', '.join((*OPS, *OTHERS))}")
-                table.append((pattern, op))
+            rows = [(re.compile(row["pattern"]), str(row.get("op", ""))) for row in yaml.safe_load(path.read_text())]
+            if wrong := [row.pattern for row, op in rows if op not in KNOWN and "op" not in row.groupindex]:
+                raise ValueError(f"{wrong[0]} tells no op, as {', '.join(KNOWN)}")
+            table += rows
         except (OSError, ValueError, yaml.YAMLError, re.error, TypeError, KeyError, AttributeError) as error:
             why = " ".join(str(error).split())[:99]
             raise TraceError(f"{path} is no table of names ({why}): see {TABLE}") from error
@@ -112,17 +111,15 @@ def read_names(own: Path | None = None) -> Naming:
     @cache
     def mark(name: str) -> Mark | None:
         fits = ((match.groupdict(), op) for pattern, op in table if (match := pattern.fullmatch(name)))
-        return next((_mark(groups, op, "") for groups, op in fits), None)
+        if (fit := next(fits, None)) is None:
+            return None
+        groups, op = fit
+        texts = (groups.get(key) for key in ("stage", "microbatch", "stage2", "microbatch2"))
+        stage, microbatch, stage2, microbatch2 = (int(text) if text else None for text in texts)
+        second = Mark(groups["op2"], stage2, microbatch2) if groups.get("op2") else None
+        return Mark(groups.get("op") or op, stage, microbatch, second)
 
     return mark
-
-
-def _mark(groups: dict[str, str | None], op: str, number: str) -> Mark:
-    """Return the mark in the groups of a match; `number` is 2 for the second action."""
-    texts = (groups.get(f"{key}{number}") for key in ("stage", "microbatch"))
-    stage, microbatch = (int(text) if text else None for text in texts)
-    second = _mark(groups, "", "2") if groups.get("op2") and not number else None
-    return Mark(groups.get(f"op{number}") or op, stage, microbatch, second)
 
 
 def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[str]]:
@@ -149,21 +146,7 @@ def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[s
         for lane in read:
             if (other := lanes.setdefault(lane.rank, lane)) is not lane:
                 raise TraceError(f"rank {lane.rank} is in {other.file} and in {path}: give each rank once")
-    _check_launch([*lanes.values()])
     return [lanes[rank] for rank in sorted(lanes)], notes
-
-
-def _check_launch(lanes: Sequence[Lane]) -> None:
-    """Refuse ranks of one host, which have one clock, if one has ended before another one begins."""
-    for host in {lane.host for lane in lanes} - {""}:
-        reach = [
-            (min(own.start for own in lane.ranges), max(own.end for own in lane.ranges), lane.name)
-            for lane in lanes
-            if lane.host == host
-        ]
-        (late, _, last), (_, early, first) = max(reach), min(reach, key=lambda each: each[1])
-        if late > early:
-            raise TraceError(f"{first} ends before {last} begins, on one clock: give the traces of one launch")
 
 
 class _Events:
@@ -199,21 +182,20 @@ class _Events:
         elif kind in _LAUNCHES:
             self.launched[key] = _times(event)[0]
         elif kind not in _IGNORED:
-            mark, is_operator = self._names(name), kind == "cpu_op" and not name.startswith(_MESSAGES)
-            start, end = _times(event) if mark or is_operator else (0, 0)
-            if mark:
+            if mark := self._names(name):
                 if mark.stage is None and isinstance(args.get("stage"), int):
                     mark = mark._replace(stage=args["stage"])
-                self.ranges[where].append(Range(start, end, mark))
-            if is_operator:  # as a range of microp.marked is
+                self.ranges[where].append(Range(*_times(event), mark))
+            if kind == "cpu_op" and not name.startswith(_MESSAGES):  # as a range of microp.marked is
+                start, end = _times(event)
                 self.operators.append(end)
                 if name.startswith("autograd::engine::"):
                     self.backwards.append(start)
 
 
 def _times(event: Event) -> tuple[int, int]:
-    start, length = _number(event, "ts"), _number(event, "dur")
-    return round(start * 1000), round((start + length) * 1000)
+    start = _number(event, "ts")
+    return round(start * 1000), round((start + _number(event, "dur")) * 1000)
 
 
 def _number(event: Event, key: str) -> float:
