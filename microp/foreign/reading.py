@@ -12,6 +12,7 @@ of megabytes need little more memory than their text. A file that was cut is rea
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -137,7 +138,7 @@ def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[s
             read = list(_json_lanes(path, text, names, said) if is_json else _csv_lanes(path, text))
             if not any(lane.of(*OPS) for lane in read):
                 raise TraceError("it has no action: profile `with microp.marked(schedule):`, or give --names FILE")
-        except (OSError, zlib.error) as error:
+        except (OSError, zlib.error, csv.Error) as error:
             why = getattr(error, "strerror", None) or error
             raise TraceError(f"{path} cannot be read ({why}): give a trace") from error
         except TraceError as error:
@@ -248,27 +249,26 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
 
 def _csv_lanes(path: Path, text: str) -> Iterator[Lane]:
     """Yield the lanes of a table, whose times are milliseconds unless they are called `start_us` and the like."""
-    import pandas as pd  # not for a training that marks its actions
-
-    try:
-        table = pd.read_csv(io.StringIO(text), skipinitialspace=True, index_col=False)
-    except ValueError as error:
-        raise TraceError(f"it is neither JSON nor CSV ({' '.join(str(error).split())[:99]})") from error
-    unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= {*table}), None)
-    if unit is None or not {"op", *_NUMBERS} <= {*table}:
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    columns = {*(reader.fieldnames or ())}
+    unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}", "op", *_NUMBERS} <= columns), None)
+    if unit is None:
         raise TraceError("it is neither JSON nor a CSV with the columns rank, op, stage, microbatch, start, end")
-    whole = table[[*_NUMBERS, *["step"] * ("step" in table)]].apply(pd.to_numeric, errors="coerce")
-    start, end = (pd.to_numeric(table[f"{key}{unit}"], errors="coerce") * _UNITS[unit] for key in ("start", "end"))
-    right = table["op"].isin(OPS) & ((whole >= 0) & (whole % 1 == 0)).all(axis=1) & (start <= end)
-    right &= np.maximum(start.abs(), end.abs()) < 1e3 * _LONGEST
-    if not right.all():
-        takes = "it takes F, B, I or W, numbers from 0, and an end that is not before the start"
-        raise TraceError(f"row {right.argmin() + 1} is no row of spans: {takes}")
-    moments = {"start": start.round().astype(int), "end": end.round().astype(int)}
-    for rank, rows in whole.astype(int).assign(op=table["op"], **moments).groupby("rank"):
-        columns = (rows[name].tolist() for name in ("start", "end", "op", "stage", "microbatch"))
-        ranges = [Range(start, end, Mark(*mark)) for start, end, *mark in zip(*columns, strict=True)]
-        if "step" in rows:
-            for step, start, end in rows.groupby("step").agg({"start": "min", "end": "max"}).itertuples():
-                ranges.append(Range(start, end + 1, Mark("step", microbatch=step)))
-        yield Lane(path, int(str(rank)), ranges)
+    steps: dict[int, dict[int, list[Range]]] = defaultdict(lambda: defaultdict(list))
+    for number, row in enumerate(reader, 1):
+        try:
+            numbers = [float(row.get(key, 0)) for key in (*_NUMBERS, "step")]
+            start, end = (round(float(row[f"{key}{unit}"]) * _UNITS[unit]) for key in ("start", "end"))
+            is_time = -1e3 * _LONGEST < start <= end < 1e3 * _LONGEST
+            if not is_time or row["op"] not in OPS or any(each < 0 or each % 1 for each in numbers):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError) as error:
+            takes = "it takes F, B, I or W, numbers from 0, and an end that is not before the start"
+            raise TraceError(f"row {number} is no row of spans: {takes}") from error
+        rank, stage, microbatch, step = map(int, numbers)
+        steps[rank][step].append(Range(start, end, Mark(row["op"], stage, microbatch)))
+    for rank, of_steps in steps.items():
+        ranges = [each for own in of_steps.values() for each in own]
+        for step, own in of_steps.items() if "step" in columns else ():
+            ranges.append(Range(min(own).start, max(each.end for each in own) + 1, Mark("step", microbatch=step)))
+        yield Lane(path, rank, ranges)
