@@ -36,7 +36,7 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
     "ortools": {"orders"},
     "rich": {"terminal"},
     "yaml": {"records", "config", "foreign", "commands.importing"},
-    "pandas": {"results", "records.statistics", "commands", "terminal", "foreign.reading"},
+    "pandas": {"results", "records.statistics", "commands", "terminal"},
 }
 WITHOUT_TORCH = {"schedule", "system", "settings", "job", "trace", "simulator", "profiling", "planner", "orders"}
 WITHOUT_TORCH |= {"records", "results", "mirror", "foreign"}

@@ -65,14 +65,6 @@ def count(text: str) -> int:
     return int(text)
 
 
-def _torch_class(order: Schedule) -> str:
-    """Return torch's schedule that places stages on ranks as this order: one a rank, in a V, or in loops."""
-    ranks, places = len(order.ranks), order.placement
-    if order.stages == ranks:
-        return "1F1B"
-    return "ZBVZeroBubble" if places[ranks] == ranks - 1 else "Interleaved1F1B"
-
-
 def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) -> tuple[Schedule, Sequence[int]]:
     """Return the order that words of `microp.simulate` ask for, by default that of the trace, and its partition."""
     mine = [f"ranks={len(traced.ranks)}", f"chunks={traced.chunks}", f"model.layers={sum(layers)}"]
@@ -107,11 +99,11 @@ def _import(options: argparse.Namespace) -> None:
     costs, replayed = calibrate_steps(order, rows, every[middle]), replay_steps(order, [rows[middle]], every[middle])
     usual = [f"each stage has {LAYERS} layers, as --layers is not given"] * (not options.layers)
     if unused := [word for word in options.what_if or [] if not ASKED.match(word)]:
-        raise foreign.TraceError(
-            f"--what-if {unused[0]}: times are the trace's: give schedule, chunks, ranks, partition"
-        )
+        raise foreign.TraceError(f"--what-if {unused[0]}: it takes schedule, chunks, ranks and partition")
     if options.what_if:
         order, sizes = _other_order(options.what_if, order, layers)
+    if options.csv and max(order.copies, order.slices) > 1:
+        raise foreign.TraceError(f"--csv: {order.name} has copies of stages or slices, which torch lacks: leave it out")
     for note in traced.notes:
         console.warn(note)
     # 2. record and show
@@ -129,10 +121,8 @@ def _import(options: argparse.Namespace) -> None:
         then, now = (float(trace.makespan(each)) for each in (answer, alike))
         rate = 100 * (then / order.chunks / (now / traced.schedule.chunks) - 1)
         bubbles = " for ".join(f"{float(trace.bubble_fraction(spans)):.4f}" for spans in (answer, alike))
-        print(
-            f"what if {shlex.join(options.what_if)}: step {then:.4g} ms; the traced order, priced alike, {now:.4g} ms"
-        )
-        held = max(trace.in_flight_peak(answer).values())
+        held, words = max(trace.in_flight_peak(answer).values()), shlex.join(options.what_if)
+        print(f"what if {words}: step {then:.4g} ms; the traced order, priced alike, {now:.4g} ms")
         print(f"  per microbatch {rate:+.1f} %; bubble {bubbles}; in flight at most {held}")
         print(*(f"  assumed: {note}" for note in usual * (sizes != layers) + assumed), sep="\n")
     if options.profile:
@@ -143,8 +133,11 @@ def _import(options: argparse.Namespace) -> None:
         print(*(f"  assumed: {note}" for note in usual + assumed), sep="\n")
     if options.csv:
         write_text(options.csv, to_torch_csv(order))
-        engines = ENGINES.format(options.csv, _torch_class(order))
-        print(f"{options.csv}: {order.stages} stages, {order.chunks} microbatches; {engines}")
+        ranks, is_v = len(order.ranks), order.placement[order.stages - 1] == order.placement[0]
+        places = "1F1B" if order.stages == ranks else "ZBVZeroBubble" if is_v else "Interleaved1F1B"
+        print(
+            f"{options.csv}: {order.stages} stages, {order.chunks} microbatches;", ENGINES.format(options.csv, places)
+        )
 
 
 def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) -> None:
@@ -158,7 +151,9 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
         print(f"bubble {_spread([float(bubble(spans)) for spans in every], '.4f')}  {name}")
     print(traced.clocks)
     if any(len(lane.operators) for lane in traced.lanes):
-        print("what the profiler costs counts as its action's: about 0.02 ms with microp.marked, else 0.1 ms per range")
+        print(
+            "what the profiler costs counts as its action's: about 0.02 ms with microp.marked, else 0.05 ms per range"
+        )
     print("microbatches in flight, at most:", *(f"{peak:g}" for peak in summary["in_flight_peak"]), flush=True)
     times = {kind: [f"{value:.2f}" for value in values] for kind, values in summary["time_ms"].items() if any(values)}
     heading = Column("last step, ms", [f"rank {rank}" for rank in ranks], "left", 1)

@@ -7,9 +7,8 @@
                                                                                 └── profile_of  a profile
 """
 
-from microp.foreign.clocks import align
 from microp.foreign.marking import marked
 from microp.foreign.pricing import profile_of, what_if
 from microp.foreign.reading import TraceError, read_lanes, read_names
 from microp.foreign.recording import record, step_rows
-from microp.foreign.steps import FOREIGN, Traced, make_steps
+from microp.foreign.steps import FOREIGN, Traced, align, make_steps

@@ -11,11 +11,9 @@ What a trace does not tell is assumed, and said. All times are milliseconds, and
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import accumulate
-from math import nan
 from statistics import mean, median
 
 import numpy as np
@@ -28,20 +26,15 @@ from microp.schedule import Schedule
 from microp.settings import NEVER, MlpSettings
 from microp.simulator import Costs, LayerMemory, Simulated, simulate, unit_shares
 
-MUCH = 50  # how often the times of stages count against an even spread
-LEAST = 1e-6  # milliseconds: the fit divides by times
-
 
 def what_if(
     schedule: Schedule, sizes: Sequence[int], traced: Schedule, layers: Sequence[int], costs: Costs
 ) -> tuple[Simulated, list[str]]:
     """Return the spans of another order, and what was assumed.
 
-    Args:
-        sizes, layers: the number of layers of each of its stages, and of each traced one.
-        traced, costs: the order of the trace, and its costs.
+    `sizes` has the layers of each of its stages, `layers` those of each stage of the `traced` order with its `costs`.
     """
-    before, count, notes = traced.stages, schedule.stages, list[str]()
+    notes = list[str]()
     # 1. each stage's time, by its layers
     if list(sizes) != list(layers):
         notes.append("the time of each traced stage is spread evenly over its layers")
@@ -52,16 +45,17 @@ def what_if(
 
     full, backward, weight = map(regrouped, _backwards(costs))
     # 2. what lies between actions
-    latency, overhead = costs.latency, costs.overhead or (0,) * before
+    latency, overhead = costs.latency, costs.overhead or (0,) * traced.stages
     if schedule.placement != traced.placement:
-        latency, overhead = _hop(traced, costs), (float(mean(overhead)),) * count
+        latency, overhead = _hop(traced, costs), (float(mean(overhead)),) * schedule.stages
     hops = {"latency": latency, "overhead": overhead, **unit_shares(schedule)}
     stages = Costs(regrouped(costs.forward), backward, weight, full=full, **hops)
     # 3. what the trace does not tell
     whole = [stage for stage, time in enumerate(costs.weight) if not time]
     if whole and schedule.input_gradients:
         notes.append(f"no divided backward of stages {whole}: I and W take half of a B each, as their FLOPs are equal")
-    if len(whole) < before and not costs.full and len(schedule.input_gradients) < count * schedule.chunks:
+    divided, backwards = len(schedule.input_gradients), schedule.stages * schedule.chunks
+    if len(whole) < traced.stages and not costs.full and divided < backwards:
         notes.append("no undivided backward was seen: it takes as long as I and W, though it may take less")
     if schedule.slices > 1:
         notes.append("slices share the time of their microbatch evenly, though later ones attend to more")
@@ -77,26 +71,17 @@ def profile_of(
 ) -> tuple[profiling.Profile, list[str]]:
     """Return a profile of the machine of a trace, and what was assumed.
 
-    Args:
-        steps: the rows of the trace's steps, rank by rank.
-        layers, costs: as for `what_if`.
-        rows: the rows of a microbatch.
+    `steps` are the rows of the trace's steps, rank by rank; a microbatch has `rows`; see `what_if` for the others.
     """
     schedule, model = traced.schedule, MlpSettings("mlp", sum(layers), 64, "float32")
-    # 1. the times of layers: the first, those inside, the last
-    stages = [Counter(model.kinds[end - size : end]) for size, end in zip(layers, accumulate(layers), strict=True)]
-    parts = [(at, kinds, 1.0) for at, kinds in enumerate(stages)]
-    if len(stages) < len({*model.kinds}):  # the times of fewer stages than unknowns are spread evenly
-        even = [(at, Counter([kind]), 1 / layers[at]) for at, kinds in enumerate(stages) for kind in kinds]
-        parts = MUCH * parts + even
-    samples = [
-        profiling.Sample(op, tuple(kinds.items()), factor * rows, before, 1.0, schedule.chunks, ms, nan, nan)
-        for (op, before), times in zip(profiling.USUAL.items(), (costs.forward, *_backwards(costs)), strict=True)
-        for at, kinds, share in parts
-        for factor in (1, 2)  # a time is proportional to the rows
-        for ms in [factor * share * max(float(times[at]), LEAST)]
-    ]
-    fitted, memory = profiling.fit_times(samples, [], model.kinds), {kind: LayerMemory(0) for kind in {*model.kinds}}
+    # 1. the times of layers: the first, those inside, the last; they are proportional to the rows
+    times: dict[int, dict[str, tuple[float, ...]]] = {kind: {} for kind in model.kinds}
+    for name, own in zip(profiling.TIMES, (costs.forward, *_backwards(costs), costs.forward), strict=True):
+        per_layer = [time / count for time, count in zip(own, layers, strict=True)]
+        inside = mean(per_layer[1:-1] or [min(per_layer)])
+        ends = {0: own[0] - (layers[0] - 1) * inside, max(times): own[-1] - (layers[-1] - 1) * inside}
+        for kind, table in times.items():
+            table[name] = (max(0.0, ends.get(kind, inside)), 2 * max(0.0, ends.get(kind, inside)))
     # 2. the times outside of actions
     ranks = list(zip(*steps, strict=True))
     updates = [median(row["optimizer_ms"] for row in rank) for rank in ranks]
@@ -108,19 +93,23 @@ def profile_of(
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         batch_size=rows * schedule.chunks,
         ranks=len(ranks),
-        **vars(fitted),
+        rows=(rows, 2 * rows),
+        layers=times,
+        fixed=dict.fromkeys(profiling.TIMES, (0.0, 0.0)),
+        after={},
+        checkpointed=(1.0, 1.0),
+        alone=(1.0, 1.0),
         transports={"shm": profiling.Transport(_hop(schedule, costs), 0.0, float(mean(costs.overhead or [0])), 0.0)},
         optimizer=(median(updates), 0.0),
         edges=(0.0, 0.0),  # an emulated run has none of the traced loop's
-        memory={profiling.DIVIDED: memory, profiling.UNDIVIDED: memory},
+        memory=dict.fromkeys((profiling.DIVIDED, profiling.UNDIVIDED), dict.fromkeys(times, LayerMemory(0))),
     )
     # 3. how well it fits
     workload = Workload(schedule, tuple(layers), (rows,) * schedule.chunks, NEVER)
     priced = profiling.stage_costs(profile, model.kinds, workload, "shm")
     off = max(abs(mine / (own or 1) - 1) for mine, own in zip(priced.forward, costs.forward, strict=True))
-    few = ["what so few stages do not tell is spread evenly over their layers"] * (len(stages) < len({*model.kinds}))
     return profile, [
-        *few,
+        *["what one stage takes more than the other is its first or last layer's"] * (len(layers) == 2),
         f"its layers are alike but for the first and the last: the forwards of the stages fit within {100 * off:.0f} %",
         f"a step is its actions and the optimizer: {head + max(0.0, tail):.3g} ms of the traced loop are left out",
         "a layer's time is proportional to the rows of a microbatch; a trace does not tell its memory",

@@ -12,6 +12,7 @@ of megabytes need little more memory than their text. A file that was cut is rea
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -30,7 +31,7 @@ from microp.trace import Column
 
 TABLE = Path(__file__).with_name("names.yaml")
 OPS = ("F", "B", "I", "W")
-OTHERS = ("receive", "send", "optimizer", "step")
+KNOWN = (*OPS, "receive", "send", "optimizer", "step")
 _BETWEEN = re.compile(r"[\s,]*")
 _BEGIN = re.compile(r'\s*\[|.*?"traceEvents"\s*:\s*\[', re.DOTALL)
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
@@ -54,7 +55,7 @@ class TraceError(ValueError):
 
 
 class Mark(NamedTuple):
-    """What a range is: an action, whose op is one of OPS, or one of OTHERS."""
+    """What a range is: an action, whose op is one of OPS, or another one that is KNOWN."""
 
     op: str
     stage: int | None = None  # None: the name lacks it, as the microbatch
@@ -100,11 +101,10 @@ def read_names(own: Path | None = None) -> Naming:
     table = []
     for path in filter(None, (own, TABLE)):
         try:
-            for row in yaml.safe_load(path.read_text()):
-                pattern, op = re.compile(row["pattern"]), str(row.get("op", ""))
-                if op not in (*OPS, *OTHERS) and "op" not in pattern.groupindex:
-                    raise ValueError(f"{pattern.pattern} tells no op, as {', '.join((*OPS, *OTHERS))}")
-                table.append((pattern, op))
+            rows = [(re.compile(row["pattern"]), str(row.get("op", ""))) for row in yaml.safe_load(path.read_text())]
+            if wrong := [row.pattern for row, op in rows if op not in KNOWN and "op" not in row.groupindex]:
+                raise ValueError(f"{wrong[0]} tells no op, as {', '.join(KNOWN)}")
+            table += rows
         except (OSError, ValueError, yaml.YAMLError, re.error, TypeError, KeyError, AttributeError) as error:
             why = " ".join(str(error).split())[:99]
             raise TraceError(f"{path} is no table of names ({why}): see {TABLE}") from error
@@ -112,17 +112,15 @@ def read_names(own: Path | None = None) -> Naming:
     @cache
     def mark(name: str) -> Mark | None:
         fits = ((match.groupdict(), op) for pattern, op in table if (match := pattern.fullmatch(name)))
-        return next((_mark(groups, op, "") for groups, op in fits), None)
+        if (fit := next(fits, None)) is None:
+            return None
+        groups, op = fit
+        texts = (groups.get(key) for key in ("stage", "microbatch", "stage2", "microbatch2"))
+        stage, microbatch, stage2, microbatch2 = (int(text) if text else None for text in texts)
+        second = Mark(groups["op2"], stage2, microbatch2) if groups.get("op2") else None
+        return Mark(groups.get("op") or op, stage, microbatch, second)
 
     return mark
-
-
-def _mark(groups: dict[str, str | None], op: str, number: str) -> Mark:
-    """Return the mark in the groups of a match; `number` is 2 for the second action."""
-    texts = (groups.get(f"{key}{number}") for key in ("stage", "microbatch"))
-    stage, microbatch = (int(text) if text else None for text in texts)
-    second = _mark(groups, "", "2") if groups.get("op2") and not number else None
-    return Mark(groups.get(f"op{number}") or op, stage, microbatch, second)
 
 
 def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[str]]:
@@ -140,7 +138,7 @@ def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[s
             read = list(_json_lanes(path, text, names, said) if is_json else _csv_lanes(path, text))
             if not any(lane.of(*OPS) for lane in read):
                 raise TraceError("it has no action: profile `with microp.marked(schedule):`, or give --names FILE")
-        except (OSError, zlib.error) as error:
+        except (OSError, zlib.error, csv.Error) as error:
             why = getattr(error, "strerror", None) or error
             raise TraceError(f"{path} cannot be read ({why}): give a trace") from error
         except TraceError as error:
@@ -149,21 +147,7 @@ def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[s
         for lane in read:
             if (other := lanes.setdefault(lane.rank, lane)) is not lane:
                 raise TraceError(f"rank {lane.rank} is in {other.file} and in {path}: give each rank once")
-    _check_launch([*lanes.values()])
     return [lanes[rank] for rank in sorted(lanes)], notes
-
-
-def _check_launch(lanes: Sequence[Lane]) -> None:
-    """Refuse ranks of one host, which have one clock, if one has ended before another one begins."""
-    for host in {lane.host for lane in lanes} - {""}:
-        reach = [
-            (min(own.start for own in lane.ranges), max(own.end for own in lane.ranges), lane.name)
-            for lane in lanes
-            if lane.host == host
-        ]
-        (late, _, last), (_, early, first) = max(reach), min(reach, key=lambda each: each[1])
-        if late > early:
-            raise TraceError(f"{first} ends before {last} begins, on one clock: give the traces of one launch")
 
 
 class _Events:
@@ -199,21 +183,20 @@ class _Events:
         elif kind in _LAUNCHES:
             self.launched[key] = _times(event)[0]
         elif kind not in _IGNORED:
-            mark, is_operator = self._names(name), kind == "cpu_op" and not name.startswith(_MESSAGES)
-            start, end = _times(event) if mark or is_operator else (0, 0)
-            if mark:
+            if mark := self._names(name):
                 if mark.stage is None and isinstance(args.get("stage"), int):
                     mark = mark._replace(stage=args["stage"])
-                self.ranges[where].append(Range(start, end, mark))
-            if is_operator:  # as a range of microp.marked is
+                self.ranges[where].append(Range(*_times(event), mark))
+            if kind == "cpu_op" and not name.startswith(_MESSAGES):  # as a range of microp.marked is
+                start, end = _times(event)
                 self.operators.append(end)
                 if name.startswith("autograd::engine::"):
                     self.backwards.append(start)
 
 
 def _times(event: Event) -> tuple[int, int]:
-    start, length = _number(event, "ts"), _number(event, "dur")
-    return round(start * 1000), round((start + length) * 1000)
+    start = _number(event, "ts")
+    return round(start * 1000), round((start + _number(event, "dur")) * 1000)
 
 
 def _number(event: Event, key: str) -> float:
@@ -269,27 +252,26 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
 
 def _csv_lanes(path: Path, text: str) -> Iterator[Lane]:
     """Yield the lanes of a table, whose times are milliseconds unless they are called `start_us` and the like."""
-    import pandas as pd  # not for a training that marks its actions
-
-    try:
-        table = pd.read_csv(io.StringIO(text), skipinitialspace=True, index_col=False)
-    except ValueError as error:
-        raise TraceError(f"it is neither JSON nor CSV ({' '.join(str(error).split())[:99]})") from error
-    unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= {*table}), None)
-    if unit is None or not {"op", *_NUMBERS} <= {*table}:
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    columns = {*(reader.fieldnames or ())}
+    unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}", "op", *_NUMBERS} <= columns), None)
+    if unit is None:
         raise TraceError("it is neither JSON nor a CSV with the columns rank, op, stage, microbatch, start, end")
-    whole = table[[*_NUMBERS, *["step"] * ("step" in table)]].apply(pd.to_numeric, errors="coerce")
-    start, end = (pd.to_numeric(table[f"{key}{unit}"], errors="coerce") * _UNITS[unit] for key in ("start", "end"))
-    right = table["op"].isin(OPS) & ((whole >= 0) & (whole % 1 == 0)).all(axis=1) & (start <= end)
-    right &= np.maximum(start.abs(), end.abs()) < 1e3 * _LONGEST
-    if not right.all():
-        takes = "it takes F, B, I or W, numbers from 0, and an end that is not before the start"
-        raise TraceError(f"row {right.argmin() + 1} is no row of spans: {takes}")
-    moments = {"start": start.round().astype(int), "end": end.round().astype(int)}
-    for rank, rows in whole.astype(int).assign(op=table["op"], **moments).groupby("rank"):
-        columns = (rows[name].tolist() for name in ("start", "end", "op", "stage", "microbatch"))
-        ranges = [Range(start, end, Mark(*mark)) for start, end, *mark in zip(*columns, strict=True)]
-        if "step" in rows:
-            for step, start, end in rows.groupby("step").agg({"start": "min", "end": "max"}).itertuples():
-                ranges.append(Range(start, end + 1, Mark("step", microbatch=step)))
-        yield Lane(path, int(str(rank)), ranges)
+    steps: dict[int, dict[int, list[Range]]] = defaultdict(lambda: defaultdict(list))
+    for number, row in enumerate(reader, 1):
+        try:
+            numbers = [float(row.get(key, 0)) for key in (*_NUMBERS, "step")]
+            start, end = (round(float(row[f"{key}{unit}"]) * _UNITS[unit]) for key in ("start", "end"))
+            is_time = -1e3 * _LONGEST < start <= end < 1e3 * _LONGEST
+            if not is_time or row["op"] not in OPS or any(each < 0 or each % 1 for each in numbers):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError) as error:
+            takes = "it takes F, B, I or W, numbers from 0, and an end that is not before the start"
+            raise TraceError(f"row {number} is no row of spans: {takes}") from error
+        rank, stage, microbatch, step = map(int, numbers)
+        steps[rank][step].append(Range(start, end, Mark(row["op"], stage, microbatch)))
+    for rank, of_steps in steps.items():
+        ranges = [each for own in of_steps.values() for each in own]
+        for step, own in of_steps.items() if "step" in columns else ():
+            ranges.append(Range(min(own).start, max(each.end for each in own) + 1, Mark("step", microbatch=step)))
+        yield Lane(path, rank, ranges)

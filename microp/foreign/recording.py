@@ -26,18 +26,18 @@ ZEROS: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 
 
 def step_rows(traced: Traced) -> list[list[records.StepRow]]:
     """Return the rows of all steps, each with one row per rank; a recomputation is in its backward."""
-    of_steps = []
-    for step, rows in traced.steps.items():
-        first = min(row.spans[0].start for row in rows)  # where no range of a step says when it began
-        began = [row.began if lane.of("step") else first for row, lane in zip(rows, traced.lanes, strict=True)]
-        of_steps.append([_row(step, *each) for each in zip(began, rows, traced.lanes, strict=True)])
-    return of_steps
+    starts = {step: min(row.spans[0].start for row in rows) for step, rows in traced.steps.items()}
+    return [
+        [_row(step, starts[step], *each) for each in zip(rows, traced.lanes, strict=True)]
+        for step, rows in traced.steps.items()
+    ]
 
 
-def _row(step: int, began: int, row: RankStep, lane: Lane) -> Any:
+def _row(step: int, first: int, row: RankStep, lane: Lane) -> Any:
     lengths: dict[str, list[float]] = defaultdict(list)
     for span in row.spans:
         lengths[f"{span.stage}{span.op}"].append((span.end - span.start) / 1e6)
+    began = row.began if lane.of("step") else first  # where no range of a step says when it began
     last = row.spans[-1].end
     wait = sum(later.start - span.end for span, later in pairwise(row.spans))  # as engine=torch counts it
     return {
@@ -57,11 +57,8 @@ def record(
 ) -> tuple[Path, dict[str, Any]]:
     """Write the run folder below `runs`, and return the attempt and its summary; WriteError: that cannot be done.
 
-    The same times under the same name are the same attempt, which is not written again.
-
-    Args:
-        about: what `env.json` has besides: command and notes.
-        name: the run's folder; None for `<schedule>-m<M>-k<K>-<hash of the times>`.
+    The same times under the same name are the same attempt, which is not written again. `about` is what `env.json` has
+    besides; `name` is the run's folder, None for `<schedule>-m<M>-k<K>-<hash of the times>`.
     """
     schedule, last = traced.schedule, list(traced.steps)[-1]
     known_by = f"{to_text(schedule)}{[row['compute_ms'] for step in rows for row in step]}"

@@ -84,6 +84,7 @@ def test_what_if_profile_and_csv(folder):
         ),
         (["spans.csv", "--what-if", "schedule=zb_h1", "schedule.drain=up"], "schedule.drain"),
         (["spans.csv", "--names", "spans.csv"], "spans.csv is no table of names"),
+        (["spans.csv", "--csv", "a.csv", "--what-if", "schedule=dualpipe"], "--csv: dualpipe has copies of stages"),
     ],
 )
 def test_bad_input_is_one_line(folder, words, said):

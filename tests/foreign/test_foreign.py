@@ -167,6 +167,15 @@ def test_kernels_below_a_range_are_its_time(tmp_path):
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans))
 
 
+@pytest.mark.parametrize(("kind", "end"), [("user_annotation", 950_000), ("cpu_op", 1_000_000)])
+def test_an_action_ends_with_the_last_operator_of_its_range(tmp_path, kind, end):
+    """A range of microp.marked is an operator itself."""
+    events = [slice_of(f"PP:0{op}0", at, at + 1000, cat=kind) for op, at in (("F", 0), ("B", 1000))]
+    (tmp_path / FILES[0]).write_text(json.dumps([*events, slice_of("aten::mm", 100, 950, cat="cpu_op")]))
+    aligned, _ = read(tmp_path / FILES[0])
+    assert [span.end for span in aligned.spans[0]] == [end, 2_000_000]
+
+
 def test_functions_of_megatron_are_counted(tmp_path):
     """Names without stage and microbatch; a file of a user's own names comes first."""
     spans = spans_of(one_f_one_b(2, 3))
@@ -288,29 +297,30 @@ def test_copies_and_slices_share_the_work_of_the_trace(tmp_path, other):
     assert len(assumed) == 2
 
 
-@pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), zb_h1(4, 8)], ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), zb_h1(4, 8), gpipe(2, 8)], ids=lambda schedule: schedule.name)
 def test_a_profile_gives_an_emulated_device_the_times_of_the_trace(tmp_path, schedule):
-    spans = spans_of(schedule, weight=2)
-    aligned, rows, costs = traced(tmp_path, schedule, weight=2)
-    profile, notes = profile_of(aligned, rows, [8] * 4, costs, 4)
+    """The first and the last layer take what their stages take longer than others."""
+    ranks = len(schedule.ranks)
+    times = {"forward": [4] * (ranks - 1) + [5], "weight": 2}
+    spans = spans_of(schedule, **times)
+    aligned, rows, costs = traced(tmp_path, schedule, **times)
+    profile, notes = profile_of(aligned, rows, [8] * ranks, costs, 4)
     assert "fit within 0 %" in " ".join(notes)
-    assert "ms of the traced loop are left out" in notes[1]
+    assert "ms of the traced loop are left out" in " ".join(notes)
     assert profile.edges == (0, 0)
     path = tmp_path / "profile.yaml"
     path.write_text(yaml.safe_dump(to_plain(profile)))
-    words = [f"profile={path}", "device=emulated", "model.layers=32", "ranks=4", "chunks=8", "batch_size=32"]
+    words = [
+        f"profile={path}",
+        "device=emulated",
+        f"model.layers={8 * ranks}",
+        f"ranks={ranks}",
+        "chunks=8",
+        "batch_size=32",
+    ]
     config = read_config(compose_config(*words, f"schedule={schedule.name}", name="simulate"))
     job = make_pricing_job(config)
     assert makespan(simulate(job.schedule, job.costs)) == pytest.approx(makespan(spans) / 1e6, rel=0.02)
-
-
-def test_a_profile_of_two_stages_has_even_layers(tmp_path):
-    """Two stages do not tell three kinds of layers apart."""
-    aligned, rows, costs = traced(tmp_path, one_f_one_b(2, 8))
-    profile, notes = profile_of(aligned, rows, [4, 4], costs, 4)
-    times = [layer["forward"][0] for layer in profile.layers.values()]
-    assert times == pytest.approx([sum(costs.forward) / 8] * 3, rel=0.01)
-    assert "spread evenly over their layers" in notes[0]
 
 
 def test_marked_needs_stages():
