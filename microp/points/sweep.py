@@ -36,6 +36,7 @@ from microp.points.planned import Planned, experiment_of, planned
 from microp.points.run import SKIPPED, board, equal_points
 from microp.points.slurm_sweep import cancel_jobs
 from microp.results import PointRow, read_point, unscaled, write_table
+from microp.settings import changed_data
 from microp.system import is_joined, override
 from microp.terminal import console, show_runs, show_step
 
@@ -163,7 +164,7 @@ class SweepCallback(hydra_app.PointsCallback):
                 path = getattr(point.config.data, "path", None)
                 read.append((path, records.read_env(attempt)))
                 now[path] = point.config.data.contents()
-        return records.changed_data(read, now)
+        return changed_data(read, now)
 
     def end(self, config: DictConfig) -> None:
         if not hydra_app.speaks():
@@ -199,7 +200,7 @@ class SweepCallback(hydra_app.PointsCallback):
         if rows:  # else every failure has been shown
             show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) > 1:
-            for text in records.changed_data((row.config["data"].get("path"), row.env) for row in rows):
+            for text in changed_data((row.config["data"].get("path"), row.env) for row in rows):
                 console.warn(text)
         return rows
 
