@@ -25,8 +25,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from analysis import viewer
 from analysis.exhibit import Exhibit, Section, commits, counted, machines
-from microp.records import DISTURBANCES, KILLED, changed_data, command, disturbances
+from microp.records import DISTURBANCES, KILLED, command, disturbances
 from microp.results import Store
+from microp.settings import changed_data
 
 HERE = Path(__file__).parent
 PIXELS_PER_INCH = 96  # of CSS

@@ -67,10 +67,10 @@ def init_process_group(
         dist.init_process_group(kind.library, timeout=own_timeout, store=store, rank=rank, world_size=world)
     row = column = None
     if replicas > 1:
-        ranks = world // replicas
-        rows = [list(range(first, first + ranks)) for first in range(0, world, ranks)]
-        row, _ = dist.new_subgroups_by_enumeration(rows, timeout=own_timeout)
-        column, _ = dist.new_subgroups_by_enumeration(list(map(list, zip(*rows, strict=True))), timeout=own_timeout)
+        pipelines = torch.arange(world).view(replicas, -1)
+        members = (*pipelines.tolist(), *pipelines.t().tolist())  # of the rows, then of the columns
+        groups = [(ranks, dist.new_group(ranks, timeout=own_timeout)) for ranks in members]
+        row, column = (group for ranks, group in groups if rank in ranks)
 
     hosts = hosts or one_host(world)
     comms = kind(device, timeout_s, row, hosts)

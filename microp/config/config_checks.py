@@ -76,7 +76,7 @@ def _problems_together(config: Config) -> list[str]:
     elif not config.tracking.problems() and (problem := config.tracking.folder_problem(output)):
         wrong.append(problem)
     wrong += _gpu_problems(config) + profile_problems(config) + _slurm_problems(config)
-    if isinstance(config.model, settings.OwnSettings) and config.model.facts.rows:
+    if config.model.facts.rows:
         if config.data != settings.TextSettings("text", None):
             wrong.append(
                 f"model={config.model.name} has data of its own: leave out data={config.data.name} and its keys"
@@ -95,9 +95,8 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
     backend, latency = config.comms.backend(device), getattr(device, "latency_ms", 0)
     hop, has_nodes = f"device.latency_ms={latency}", system.is_over_hosts() or getattr(config.launch, "nodes", 1) > 1
     has_ddp, shares, itself = sync in ("torch_ddp", "compare"), device.is_shared, "sends a GPU's tensors itself"
-    buffers = isinstance(model, settings.OwnSettings) and model.facts.changes_buffers
+    buffers, lost = model.facts.changes_buffers, model.facts.unsaved
     changes = f"model={model.name} changes buffers in its forward"
-    lost = model.facts.unsaved if isinstance(model, settings.OwnSettings) else ()
     goes_on = [f"snapshot.{key}" for key in ("every", "resume", "path") if getattr(config.snapshot, key)]
     policy = f"checkpointing={config.checkpointing.name}"
     rows = f"batch_size={batch} has rows"
@@ -205,7 +204,7 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
             f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} ties weights, "
             "whose gradients are summed otherwise: use weights that are not tied, or a schedule without copies"
         )
-    if schedule.copies > 1 and isinstance(config.model, settings.OwnSettings) and config.model.facts.changes_buffers:
+    if schedule.copies > 1 and config.model.facts.changes_buffers:
         problems.append(
             f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} changes "
             "buffers in its forward, which differ between copies: use a schedule without copies, for example 1f1b"
@@ -218,7 +217,7 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
     if config.compile and max(schedule.copies, schedule.slices) > 1:
         what = "copies" if schedule.copies > 1 else "slices"
         problems.append(f"schedule={config.schedule['name']} has {what}, which compile=true cannot: use compile=false")
-    if isinstance(config.model, settings.OwnSettings) and schedule.input_gradients:
+    if schedule.input_gradients:
         problems += config.model.facts.undivided
     if config.engine.name == "torch":
         problems += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
@@ -277,18 +276,17 @@ def warnings(config: Config, job: Job) -> list[str]:
     if config.engine.name == "compare" and "torch" not in job.engines:
         reasons = torch_problems(job.torch_schedule, job.checkpointing, job.rows)
         texts.append(f"engine=compare goes without torch: {reasons[0]}")
-    if isinstance(job.model, settings.OwnSettings):
-        facts = job.model.facts
-        if job.schedule.input_gradients and facts.as_one:
-            texts.append(
-                f"{_layers(facts.as_one)}: I and W of the parts are not the full backward, so the whole layer is "
-                "divided as one, and W computes again what B has computed"
-            )
-        if job.schedule.chunks * job.replicas > 1 and facts.mixing:
-            texts.append(
-                f"{_layers(facts.mixing)}: a row depends on the rows beside it, so the result depends on chunks and "
-                "replicas, as in any pipeline"
-            )
+    facts = job.model.facts
+    if job.schedule.input_gradients and facts.as_one:
+        texts.append(
+            f"{_layers(facts.as_one)}: I and W of the parts are not the full backward, so the whole layer is divided "
+            "as one, and W computes again what B has computed"
+        )
+    if job.schedule.chunks * job.replicas > 1 and facts.mixing:
+        texts.append(
+            f"{_layers(facts.mixing)}: a row depends on the rows beside it, so the result depends on chunks and "
+            "replicas, as in any pipeline"
+        )
     share, rank, partition = config.partition.get("share"), config.partition.get("rank"), job.partition
     if share is not None and rank is not None and config.ranks > 1:
         wanted = max(1, round(share * partition.layers))

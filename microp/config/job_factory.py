@@ -33,9 +33,9 @@ from microp.config.prediction import asked_workload, layer_memory, prices_of, pr
 from microp.config.schema import Config
 from microp.job import Job, Snapshot, question_id, run_id
 from microp.planner import Task
-from microp.records import RecordError, changed_data, read_env, snapshots
+from microp.records import RecordError, read_env, snapshots
 from microp.schedule import Action, Partition, Schedule, builders, of_sizes, to_text, validate
-from microp.settings import EmulatedSettings, broken_rules
+from microp.settings import EmulatedSettings, broken_rules, changed_data
 from microp.simulator import Ranks, closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)

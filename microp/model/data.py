@@ -37,7 +37,7 @@ def open_batches(
     It raises ValueError if own data have other rows than the trial was given, or targets with which the loss is no mean
     over rows.
     """
-    if model.data is not None and model.facts and model.facts.output:
+    if model.data is not None and model.facts.output:
         new = NewTargets(Layers((), model.loss, data=model.data), model.facts.output)
 
         def own(step: int) -> tuple[Tensor, Tensor]:

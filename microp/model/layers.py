@@ -63,9 +63,9 @@ class Model(ABC):
         return None
 
     @property
-    def facts(self) -> LayerFacts | None:
-        """What is known of the model's own data and its loss; None if it is given text."""
-        return None
+    def facts(self) -> LayerFacts:
+        """What is known of the layers of a user's own, their data and their loss."""
+        return self._settings.facts
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -97,10 +97,6 @@ class OwnModel(Model):
         return self._made.loss(logits, targets)
 
     @property
-    def facts(self) -> LayerFacts:
-        return self._settings.facts
-
-    @property
     def data(self) -> Any:
         if self._made is None and self._settings.facts.rows:
             self.build((), 0)

@@ -42,6 +42,7 @@ from microp.mirror import mirror, take_agent
 from microp.points.hydra_app import runs_beside_others
 from microp.points.next_commands import print_resume
 from microp.points.planned import Planned
+from microp.settings import changed_data
 from microp.system import places, processor, redact_words, server
 from microp.terminal import console
 from microp.worker import RankError
@@ -128,7 +129,7 @@ class Attempt:
     def close(self, state: str, message: str | None = None, said: Path | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""
         self._write_state("end")
-        for changed in records.changed_data([(getattr(self._config.data, "path", None), self._env)]):
+        for changed in changed_data([(getattr(self._config.data, "path", None), self._env)]):
             console.warn(f"{self.folder}: {changed}")
             message = f"{message}; {changed}" if message else None
         close_attempt(self.folder, self._job, state, message, said)

@@ -37,6 +37,7 @@ from microp.points.point import SKIPPED
 from microp.points.run import board
 from microp.points.slurm_sweep import cancel_jobs
 from microp.results import PointRow, read_point, unscaled, write_table
+from microp.settings import changed_data
 from microp.system import is_joined, override, redact_words
 from microp.terminal import console, show_runs, show_step
 
@@ -165,7 +166,7 @@ class SweepCallback(hydra_app.PointsCallback):
                 path = getattr(point.config.data, "path", None)
                 read.append((path, records.read_env(attempt)))
                 now[path] = point.config.data.contents()
-        return records.changed_data(read, now)
+        return changed_data(read, now)
 
     def end(self, config: DictConfig) -> None:
         if not hydra_app.speaks():
@@ -201,7 +202,7 @@ class SweepCallback(hydra_app.PointsCallback):
         if rows:  # else every failure has been shown
             show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) > 1:
-            for text in records.changed_data((row.config["data"].get("path"), row.env) for row in rows):
+            for text in changed_data((row.config["data"].get("path"), row.env) for row in rows):
                 console.warn(text)
         return rows
 

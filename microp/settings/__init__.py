@@ -10,7 +10,7 @@ the same name (model, device, comms) builds the object that the settings describ
 """
 
 from microp.settings.comms import COPYING, HOLDS_NOTHING, CommsSettings, Holds, transport_holds
-from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
+from microp.settings.data import DataSettings, SyntheticSettings, TextSettings, changed_data
 from microp.settings.device import TIMES, CudaSettings, DeviceSettings, EmulatedSettings, EstimateSettings
 from microp.settings.launch import LaunchSettings, SlurmSettings, no_slurm
 from microp.settings.model import (

@@ -1,14 +1,15 @@
-"""The settings of the training data. `microp.model` draws batches from them."""
+"""The settings of the training data, and what tells them from others. `microp.model` draws batches from them."""
 
 from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from zlib import crc32
 
 from microp.settings.rules import PATH, Line, Name, broken_rules, quoted
@@ -31,7 +32,8 @@ class DataSettings:
     def contents(self) -> str | None:
         """Return what tells these data from others at the same path, in words; None if they are in no file of a user's.
 
-        It is their size, when the last file was written, and a checksum of all sizes and of the first MiB.
+        It is their size, when the last file was written, and a checksum of all sizes and of the first MiB: a file of
+        tokens may be longer than the memory.
         """
         try:
             files = {path: path.stat() for path in self.sources()}
@@ -106,6 +108,30 @@ class TextSettings(DataSettings):
 
 
 _NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests"})
+
+
+def changed_data(
+    runs: Iterable[tuple[str | None, Mapping[str, Any]]], now: Mapping[str | None, str | None] | None = None
+) -> list[str]:
+    """Return which paths have changed between these runs, while one read them, or since, one sentence per path.
+
+    `runs` has of each attempt `data.path` and the content of its env.json, where `data` has the `contents` at its start
+    and at its end; `now` what a path holds, if that counts. A file that was written again and is the same is told too.
+    """
+    read = defaultdict[str | None, Counter[str]](Counter)
+    for path, env in runs:
+        data = env.get("data") or {}  # nothing in one of an older microp, or if the data are in no file
+        if start := data.get("start"):
+            end = data.get("end", start)
+            read[path][start if end == start else f"{start}, and then {end}"] += 1
+    sentences = []
+    for path, texts in read.items():
+        holds = (now or {}).get(path) or next(iter(texts))
+        if len({*texts, holds}) > 1 or ", and then " in holds:
+            counts = (f"{number} {'run' if number == 1 else 'runs'} read {text}" for text, number in texts.items())
+            since = f"; it holds {holds} now" if now else ""
+            sentences.append(f"data.path={path} has changed: {', '.join(counts)}{since}")
+    return sentences
 
 
 def readable_size(path: Path) -> int:

@@ -56,6 +56,36 @@ class Computing:
 AS_WRITTEN = Computing()
 
 
+@dataclass(frozen=True)
+class LayerFacts:
+    """What is known of the layers that a user's function makes, from a run of a few rows."""
+
+    context: int  # the number of tokens in one row of a batch; 0 with data of the model's own
+    dtype: str  # the type of the tensors between layers
+    # of the tensor that enters each layer, without its rows; that of layer 0 are the tokens
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: tuple[int, ...]  # for each layer, the index of the first one that equals it
+    weights: int  # the number of weights of all layers
+    random: tuple[int, ...]  # the layers that draw random numbers, for example by dropout
+    changes_buffers: bool  # whether a forward changes buffers, as the function has declared
+    code: str  # a digest of the source file of the function
+    tied: tuple[TiedWeight, ...] = ()  # the weights that several layers share, as the function has declared
+    vocabulary: int = BYTES  # the number of different tokens, as the function has declared
+    # the type of the tensor that enters each layer under autocast; empty if it was not asked for
+    lowered: tuple[str, ...] = ()
+    work: tuple[LayerWork, ...] = ()  # what each layer computes and reads; empty if it is not known
+    trained: int = 0  # the number of weights of all layers that are not frozen
+    frozen: tuple[int, ...] = ()  # the layers that have no weight that is trained
+    # the layers whose backward can only be divided as one; empty also if that was not tried
+    as_one: tuple[int, ...] = ()
+    undivided: tuple[str, ...] = ()  # why layers cannot be divided into I and W at all, one sentence each
+    data: str = ""  # a checksum of some rows of the model's own data; a run with others is another one
+    rows: tuple[RowForm, RowForm] | None = None  # inputs and targets of the model's own data; None: it is given text
+    output: RowForm | None = None  # what the last layer makes of a row
+    mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
+    unsaved: tuple[str, ...] = ()  # which layers change in a forward what is not in their state_dict, and what that is
+
+
 @dataclass
 class ModelSettings(ABC):
     """The keys of every model."""
@@ -84,7 +114,7 @@ class ModelSettings(ABC):
     @property
     def frozen(self) -> tuple[int, ...]:
         """The layers that have no weight that is trained."""
-        return ()
+        return self.facts.frozen
 
     @property
     def first_trained(self) -> int:
@@ -92,6 +122,8 @@ class ModelSettings(ABC):
         return next(layer for layer in range(self.layers + 1) if layer not in self.frozen)
 
     vocabulary = BYTES  # the number of different tokens; a class may have it as a key
+    # nothing of one of microp's models has to be found out
+    facts = LayerFacts(0, "", (), (), 0, (), False, "")
 
     @abstractmethod
     def work(self, layer: int) -> LayerWork:
@@ -121,17 +153,17 @@ class ModelSettings(ABC):
     @property
     def tied_weights(self) -> tuple[TiedWeight, ...]:
         """The weights that several layers share; each of these layers has a copy of its own."""
-        return ()
+        return self.facts.tied
 
     @property
     def draws(self) -> bool:
         """Whether a forward draws random numbers."""
-        return False
+        return bool(self.facts.random)
 
     @property
     def row_forms(self) -> tuple[RowForm, RowForm]:
         """The shape and the type of a row's inputs, and those of its targets."""
-        return ((self.row_bytes,), "int64"), ((self.row_bytes,), "int64")
+        return self.facts.rows or (((self.row_bytes,), "int64"), ((self.row_bytes,), "int64"))
 
     def batch_bytes(self, rows: int) -> tuple[int, int]:
         """Return the bytes of a batch's inputs, on the rank of the first stage, and of its targets, on the last's."""
@@ -290,36 +322,6 @@ MODELS: dict[str, type[ModelSettings]] = {"mlp": MlpSettings, "gpt": GptSettings
 """The name of each model that is built in -> its class."""
 
 
-@dataclass(frozen=True)
-class LayerFacts:
-    """What is known of the layers that a user's function makes, from a run without numbers."""
-
-    context: int  # the number of tokens in one row of a batch; 0 with data of the model's own
-    dtype: str  # the type of the tensors between layers
-    # of the tensor that enters each layer, without its rows; that of layer 0 are the tokens
-    shapes: tuple[tuple[int, ...], ...]
-    kinds: tuple[int, ...]  # for each layer, the index of the first one that equals it
-    weights: int  # the number of weights of all layers
-    random: tuple[int, ...]  # the layers that draw random numbers, for example by dropout
-    changes_buffers: bool  # whether a forward changes buffers, as the function has declared
-    code: str  # a digest of the source file of the function
-    tied: tuple[TiedWeight, ...] = ()  # the weights that several layers share, as the function has declared
-    vocabulary: int = BYTES  # the number of different tokens, as the function has declared
-    # the type of the tensor that enters each layer under autocast; empty if it was not asked for
-    lowered: tuple[str, ...] = ()
-    work: tuple[LayerWork, ...] = ()  # what each layer computes and reads; empty if it is not known
-    trained: int = 0  # the number of weights of all layers that are not frozen
-    frozen: tuple[int, ...] = ()  # the layers that have no weight that is trained
-    # the layers whose backward can only be divided as one; empty also if that was not tried
-    as_one: tuple[int, ...] = ()
-    undivided: tuple[str, ...] = ()  # why layers cannot be divided into I and W at all, one sentence each
-    data: str = ""  # a checksum of some rows of the model's own data; a run with others is another one
-    rows: tuple[RowForm, RowForm] | None = None  # inputs and targets of the model's own data; None: it is given text
-    output: RowForm | None = None  # what the last layer makes of a row
-    mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
-    unsaved: tuple[str, ...] = ()  # which layers change in a forward what is not in their state_dict, and what that is
-
-
 @dataclass
 class OwnSettings(ModelSettings):
     """A model whose layers a user's function makes. `own_settings` makes it."""
@@ -327,10 +329,6 @@ class OwnSettings(ModelSettings):
     builder: str  # the function's dotted path
     keys: dict[str, Any]  # the arguments of the function
     facts: LayerFacts  # what is known of its layers
-
-    @property
-    def draws(self) -> bool:
-        return bool(self.facts.random)
 
     @property
     def layers_text(self) -> str:
@@ -350,10 +348,6 @@ class OwnSettings(ModelSettings):
         return self.facts.context
 
     @property
-    def row_forms(self) -> tuple[RowForm, RowForm]:
-        return self.facts.rows or super().row_forms
-
-    @property
     def weights(self) -> int:
         return self.facts.weights
 
@@ -365,16 +359,8 @@ class OwnSettings(ModelSettings):
         return self.facts.trained
 
     @property
-    def frozen(self) -> tuple[int, ...]:
-        return self.facts.frozen
-
-    @property
     def kinds(self) -> tuple[int, ...]:
         return self.facts.kinds
-
-    @property
-    def tied_weights(self) -> tuple[TiedWeight, ...]:
-        return self.facts.tied
 
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, *self.facts.shapes[layer])

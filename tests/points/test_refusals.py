@@ -57,7 +57,7 @@ def test_an_error_outside_of_the_ranks_is_recorded_and_stops_the_sweep(typed, mo
     def failing(*_):
         raise ZeroDivisionError("no steps\nat all")
 
-    monkeypatch.setattr(records, "changed_data", failing)
+    monkeypatch.setattr(attempt_module, "changed_data", failing)
     code, _, errors = typed("-m", "seed=1,2", *THREADS)
     said = "error: the sweep stops: ZeroDivisionError: no steps at all (HYDRA_FULL_ERROR=1 shows where)"
     assert (code, errors) == (1, [said])
