@@ -20,7 +20,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -63,13 +62,12 @@ BEGINS_S, ENDS_S = 120, 600  # how long a busy machine may take from a start to 
 
 @pytest.fixture(scope="module")
 def times(request):
-    """How often each fault is made; it scales the other parts. Temporary files are in a folder that no other has."""
+    """How often each fault is made; it scales the other parts."""
     if not request.config.option.times:
         pytest.skip("it takes hours: with --times")
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder, pytest.MonkeyPatch.context() as patch:
-        for name, value in {MARK: MINE, "TMPDIR": folder, "WANDB_MODE": "disabled"}.items():
-            patch.setenv(name, value)
-        patch.setattr(tempfile, "tempdir", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, MINE)
+        patch.setenv("WANDB_MODE", "disabled")
         yield request.config.option.times
 
 
