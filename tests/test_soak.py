@@ -63,8 +63,6 @@ BEGINS_S, ENDS_S = 120, 600  # how long a busy machine may take from a start to 
 @pytest.fixture(scope="module")
 def times(request):
     """How often each fault is made; it scales the other parts."""
-    if not request.config.option.times:
-        pytest.skip("it takes hours: with --times")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, MINE)
         patch.setenv("WANDB_MODE", "disabled")
@@ -121,7 +119,7 @@ def wait_until(is_so: Callable[[], object], seconds: float) -> bool:
     return bool(is_so())
 
 
-@pytest.mark.parametrize(("backend", "how", "moment"), product(BACKENDS, HOW, MOMENTS))
+@pytest.mark.parametrize(("backend", "how", "moment"), [*product(BACKENDS, HOW, MOMENTS)])
 def test_a_fault_is_named_and_ends_in_time(backend, how, moment, times, tmp_path):
     """And costs no row; a launch without a fault comes first, and follows."""
     where, microbatch, place = MOMENTS[moment]

@@ -58,8 +58,7 @@ def test_one_schedule_as_text(tmp_path):
 
 
 def test_several_as_one_table(tmp_path):
-    small = ["model.dim=64", "batch_size=64"]
-    done = simulate("-m", "schedule=1f1b,zb_h1", "ranks=2", "chunks=4,8", *small, folder=tmp_path)
+    done = simulate("-m", "schedule=1f1b,zb_h1", "ranks=2", "chunks=4,8", "model.dim=64", folder=tmp_path)
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("1f1b", "zb_h1"))]
     found = ["1f1b 4 15 15", "1f1b 8 27 27", "zb_h1 4 13 13", "zb_h1 8 25 25"]
     assert [" ".join(row[:4]) for row in rows] == found
@@ -69,8 +68,8 @@ def test_several_as_one_table(tmp_path):
 
 
 def test_json_is_one_object_a_point_and_nothing_else(tmp_path):
-    words = ["-m", "schedule=interleaved,1f1b", "chunks=4,6", "costs.latency=0,0.5", "output=json"]
-    done = simulate(*words, "model.dim=64", "batch_size=64", folder=tmp_path)
+    words = ["-m", "schedule=interleaved,1f1b", "chunks=4,6", "model.dim=64", "costs.latency=0,0.5", "output=json"]
+    done = simulate(*words, folder=tmp_path)
     points = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(p["schedule"], p["chunks"]) for p in points] == [
         (name, chunks) for name in ("interleaved", "1f1b") for chunks in (4, 4, 6, 6)
