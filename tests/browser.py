@@ -75,10 +75,6 @@ class Viewer:
         self.canvas.scroll_into_view_if_needed()
         self.page.mouse.move(*self.place(panel, action))
 
-    def click(self, panel: int, action: str) -> None:
-        self.canvas.scroll_into_view_if_needed()
-        self.page.mouse.click(*self.place(panel, action))
-
     def touch(self, kind: str, *points: tuple[float, float]) -> None:
         """Send a touch event with these fingers."""
         self.fingers = self.fingers or self.page.context.new_cdp_session(self.page)

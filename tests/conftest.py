@@ -61,6 +61,11 @@ def pytest_addoption(parser):
     parser.addoption("--times", type=int, default=0, help="run the soak test, with each fault as often")
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Leave the soak test out, which takes hours, unless `--times` asks for it."""
+    return (collection_path.name == "test_soak.py" and not config.option.times) or None
+
+
 @pytest.fixture(scope="session")
 def whole(request):
     """Whether all combinations are wanted, as in the soak test, where models, modes or schedules else take turns."""

@@ -121,7 +121,7 @@ def make(folder: Path) -> Path:
     write_profile(folder, profile(MlpSettings("mlp", 16, 256, "float32"))).rename(folder / "narrow.profile")
     text = (folder / "narrow.profile").read_text()
     (folder / "lowered.profile").write_text(text.replace("dtype: null", "dtype: bf16"))
-    for name, size in {"huge.csv": 10**9, "sparse.bin": 10**13}.items():
+    for name, size in {"huge.csv": 10**8, "sparse.bin": 10**13}.items():
         (folder / name).touch()
         os.truncate(folder / name, size)
     return folder
