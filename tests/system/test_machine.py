@@ -34,8 +34,8 @@ def test_a_word_of_a_command(word, written):
 
 
 def test_the_values_of_a_configuration():
-    config = {"schedule": {"api_key": "abc", "password": None, "group": 2}, "token": ["a"], "model.key": 1, "max_tokens": 6}
-    hidden = {"api_key": "REDACTED", "password": None, "group": 2}
+    config = {"schedule": {"api_key": "abc", "password": None}, "token": ["a"], "model.key": 1, "max_tokens": 6}
+    hidden = {"api_key": "REDACTED", "password": None}
     assert redact_values(config) == {"schedule": hidden, "token": "REDACTED", "model.key": "REDACTED", "max_tokens": 6}
 
 
