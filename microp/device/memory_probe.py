@@ -110,7 +110,7 @@ class _Probe:
         self._loss = model.loss if index == settings.layers - 1 else None
         parameters = list(self._layer.parameters())
         self._weights = sum(p.nbytes for p in parameters if p.requires_grad)
-        self._frozen = sum(p.nbytes for p in parameters) - self._weights
+        self._fixed = sum(each.nbytes for each in (*parameters, *self._layer.buffers())) - self._weights
         linears = [module for module in self._layer.modules() if isinstance(module, torch.nn.Linear)]
         self._linear_weights = [p for linear in linears for p in linear.parameters() if p.requires_grad]
         self._places = prod(self._settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
@@ -208,7 +208,7 @@ class _Probe:
                 in_forward=forward,
                 past=past,
                 in_full=full,
-                frozen=self._frozen,
+                frozen=self._fixed,
                 input_unsaved=max(0, found[at].input_kept - of_forward[at]),
                 pending_unsaved=max(0, found[at].input_pending - of_input_gradient[at]),
                 is_idle=self._index < self._settings.first_trained,

@@ -62,7 +62,7 @@ class LayerMemory(NamedTuple):
     products: Size = Size()
     in_forward: Size = Size()  # needed while F runs that keeps nothing, in addition to the tensor that enters
     in_full: Size = Size()  # as `in_backward`, while an undivided B runs; measured where the schedule divides others
-    frozen: Size = Size()  # the bytes of its weights that are not trained
+    frozen: Size = Size()  # the bytes of its weights that are not trained, and of its buffers
     past: Size = Size()  # kept by F for the later slices and for B even if all else is recomputed: keys and values
     returned: Size = Size()  # what a slice's B changes of the gradients that wait for the B of the slices before it
     input_kept: Size = Size()  # the part of `activation` that is the tensor that enters

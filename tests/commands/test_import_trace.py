@@ -78,10 +78,7 @@ def test_what_if_profile_and_csv(folder):
         (["spans.csv", "--what-if", "schedule=none"], "Could not find 'schedule/none'"),
         (["spans.csv", "--what-if", "chunks=0"], "chunks=0"),
         (["spans.csv", "--what-if", "partition=sizes", "partition.sizes=[8,9]"], "partition.sizes=[8, 9]"),
-        (
-            ["spans.csv", "--what-if", "schedule=interleaved", "chunks=8", "ranks=64"],
-            "16 layers are too few for 128 stages",
-        ),
+        (["spans.csv", "--what-if", "schedule=interleaved", "chunks=8", "ranks=64"], "16 layers are too few for 128"),
         (["spans.csv", "--what-if", "schedule=zb_h1", "schedule.drain=up"], "schedule.drain"),
         (["spans.csv", "--names", "spans.csv"], "spans.csv is no table of names"),
         (["spans.csv", "--csv", "a.csv", "--what-if", "schedule=dualpipe"], "--csv: dualpipe has copies of stages"),

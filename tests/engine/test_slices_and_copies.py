@@ -50,14 +50,20 @@ def test_on_processes(tmp_path):
         assert_near(trained, by_one_process(job))
 
 
-@pytest.mark.parametrize("checkpointing", ["never", "always", "segments"])
-def test_the_memory_of_slices_is_predicted(checkpointing, tmp_path):
-    """Keys and values that are kept, their gradients on the way back, and the mask; another slice holds more."""
-    words = ["model=gpt", "model.layers=6", "model.context=32", "schedule=seq_1f1b", "schedule.slices=4", "chunks=3"]
-    words += [f"checkpointing={checkpointing}", "batch_size=12", "comms=threads", "steps=2", "tracking=disabled"]
-    summary = microp.measure(*words, f"output_dir={tmp_path}").summary
-    assert summary["predicted"]["peak_memory_mib"] == pytest.approx(summary["peak_memory_mib"], rel=0.005)
-    assert summary["in_flight_peak"] == [1.25, 1.0]
+MEMORY = [f"model=gpt schedule=seq_1f1b schedule.slices=4 chunks=3 checkpointing={mode}" for mode in CHECKPOINTING]
+MEMORY += [f"model=mlp model.dim=64 schedule={name} chunks=4" for name in ("gpipe", "zb_h1", "interleaved", "dualpipe")]
+
+
+@pytest.mark.parametrize("words", [each for each in MEMORY if "except_last" not in each])
+def test_memory_is_predicted_to_the_byte(words, tmp_path):
+    """But for Adam's counts of steps and the losses that are there; slices hold keys, values, masks and gradients."""
+    words += " model.layers=6 batch_size=12 comms=threads steps=2 tracking=disabled"
+    words += " model.context=32" * ("gpt" in words)
+    summary = microp.measure(*words.split(), f"output_dir={tmp_path}").summary
+    tensors = 38 if "gpt" in words else 12 if "dualpipe" in words else 6  # of a rank's weights
+    for predicted, measured in zip(summary["predicted"]["peak_memory_mib"], summary["peak_memory_mib"], strict=True):
+        assert 4 * tensors <= (measured - predicted) * 2**20 <= 4 * tensors + 4 * 12
+    assert "slices" not in words or summary["in_flight_peak"] == [1.25, 1.0]
 
 
 COPIES = [(dualpipe, 2, 4), (dualpipe, 2, 8), (dualpipe, 4, 8), (dualpipe, 4, 10), (chimera, 2, 2), (chimera, 4, 2)]
