@@ -198,6 +198,9 @@ class PointsCallback(Callback):
     skipped: Sequence[list[str]] = ()  # the overrides of the points that `skip` leaves out
     _prepared: ClassVar[dict[str, Any]] = {}
 
+    def __init__(self) -> None:
+        sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith(CALLBACK)]  # recorded is what was typed
+
     @classmethod
     def prepare(cls, config: Config) -> Any:
         """Check a point and return what its task needs, or raise ConfigError."""

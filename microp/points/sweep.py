@@ -96,9 +96,8 @@ class SweepCallback(hydra_app.PointsCallback):
         config.hydra.overrides.hydra.append(override("hydra.sweep.dir", str(folder)))
         self._plan = plan = records.SweepPlan(folder)
         name = config.hydra.job.config_name
-        typed = [word for word in sys.argv if not word.startswith(hydra_app.CALLBACK)]
         head = {"schema_version": records.SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
-        plan.write({**head, "command": redact_words(typed), "again": self._again}, self._records())
+        plan.write({**head, "command": redact_words(sys.argv), "again": self._again}, self._records())
         self.write_table()
         self._is_open = True
 

@@ -151,6 +151,8 @@ def test_a_stored_sweep(tmp_path):
     plans = [read(path) for path in sorted((tmp_path / "outputs" / "sweeps").glob("*/plan.json"))]
     assert {(plan["name"], plan["experiment"]) for plan in plans} == {("first", "first")}
     assert all(point["run_id"].startswith(("gpipe-m2-k2-", "1f1b-m2-k2-")) for point in plans[0]["points"])
+    files = [*(tmp_path / "outputs").glob("**/*.json")]
+    assert not [path for path in files if "callbacks" in path.read_text()]  # only what was typed is recorded
 
 
 @pytest.mark.parametrize("words", ["chunks=2 -m schedule=gpipe", "chunks=2 -cd . schedule=gpipe -cn config"])
