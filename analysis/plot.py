@@ -227,7 +227,7 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
                 start, end, low = axis.transData.inverted().transform([place, end, box.min])
                 if lead:
                     axis.plot(*zip(start, end, strict=True), color="0.6", linewidth=0.4, zorder=1.4)
-                axis.text(*low, name, va="bottom", color="0.25", in_layout=False)
+                axis.text(low[0], low[1], name, va="bottom", color="0.25", in_layout=False)
                 break
 
 
@@ -236,7 +236,7 @@ def _along(start: Numbers, end: Numbers) -> list[Bbox]:
     if not np.isfinite([*start, *end]).all():
         return []
     steps = 1 + int(np.hypot(*(end - start)) / 4)
-    return [Bbox.from_bounds(*spot, 1, 1) for spot in np.linspace(start, end, steps)]
+    return [Bbox([spot, spot + 1]) for spot in np.linspace(start, end, steps)]
 
 
 def line_panels(
@@ -309,8 +309,8 @@ def on_front(
 def draw_front(axis: Axes, best: pd.DataFrame, x: str, y: str) -> None:
     """Draw a line through the rows of a Pareto front, if they are several; `legend` explains it."""
     if len(best) > 1:
-        best, look = best.sort_values(x), {"color": FRONT.get_color(), "linewidth": FRONT.get_linewidth()}
-        axis.plot(best[x], best[y], label="_front", zorder=1.5, **look)
+        best, wide = best.sort_values(x), FRONT.get_linewidth()
+        axis.plot(best[x], best[y], label="_front", zorder=1.5, color=FRONT.get_color(), linewidth=wide)
 
 
 def beside(table: pd.DataFrame, x: str, by: str, named: Iterable[Any], doubles: bool = True) -> pd.DataFrame:

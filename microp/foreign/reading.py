@@ -236,8 +236,8 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
         match = _RANK.search(f"{events.called[where]} {events.called[where[0], None]}")
         own = [each for each in events.ranges if each == where or (each[0] == where[0] and has_processes)]
         if parts.setdefault(int(match[1]) if match else order, own) is not own:
-            rank, names = match[1] if match else order, "; ".join(called.values()) or "one process"
-            raise TraceError(f"it has two lanes of rank {rank}, of {names}: keep one, as analysis.timeline of one run")
+            rank, of = match[1] if match else order, "; ".join(called.values()) or "one process"
+            raise TraceError(f"it has two lanes of rank {rank}, of {of}: keep one, as analysis.timeline of one run")
     # 3. their lanes
     columns, launched = list[Any](), events.launched
     if len(parts) == 1:  # else it is not known whose they are

@@ -81,7 +81,7 @@ def _frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
 
     reasons = [(row, ", ".join(each.text for each in disturbances(row, row["env"]))) for row in rows]
     frame = pd.json_normalize([{**row, "disturbed": bool(why), "disturbed_by": why} for row, why in reasons])
-    groups = {name.partition(".")[0] for name in frame if "." in name}  # whose rows may lack all of it, as `nominal`
+    groups = {name.partition(".")[0] for name in map(str, frame) if "." in name}  # a row may lack all of `nominal`
     return frame.drop(columns=groups & {*frame})
 
 

@@ -170,6 +170,15 @@ def test_points_whose_launches_or_steps_do_not_tell_them_apart_share_the_first_p
     }
 
 
+def test_between_names_there_is_no_line_and_groups_are_in_the_order_of_their_values(tmp_path):
+    named = [*schedule_runs(tmp_path, ("gpipe", "1f1b"), (8,), ("never",), ("emulated",), 4, (0,))]
+    lines = [line for axis in sweep.exhibit(pd.DataFrame(named), "s", "t").figure.axes for line in axis.get_lines()]
+    assert {line.get_linestyle() for line in lines if line.get_marker() == "o"} == {"None"}
+    rows = pd.DataFrame([{**row, "lr": rate, "activation_mib": 1.0} for rate in (0.2, 0.1) for row in named])
+    said = sweep.answer(rows, ["schedule", "lr"])
+    assert said.index("0.1: ") < said.index("0.2: ")
+
+
 def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     rows = own(tmp_path, (1.0,), disturbed=True)
     said = sweep.answer(rows, ["chunks"])
