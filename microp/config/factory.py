@@ -117,8 +117,9 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         raise ValueError(f"{group}.builder={node['builder']} {lacks}: {said}") from error
     if builder is two_bp:  # it has the keys of the schedule that it is of
         inner = builder_of(str(node.get("of")))
-        names, hints = names | set(inspect.signature(inner).parameters), get_type_hints(inner) | hints
-    return builder, names - {"keys"}, hints
+        names |= set(inspect.signature(inner).parameters)
+        names, hints = names - {"keys"}, get_type_hints(inner) | hints
+    return builder, names, hints
 
 
 def _line_of(error: BaseException) -> str:
