@@ -47,7 +47,7 @@ def answer(runs: pd.DataFrame) -> str:
     if table.empty:
         return ""
     at, seen = _at_most(table)
-    text = f"a latency of {at:g} ms per hop makes the time per microbatch longer by {seen}"
+    text = f"a latency of {at:g} ms per hop adds to the time per microbatch {seen}"
     for form in table["formula"][(table["schedule"] == "1f1b") & (table["latency_ms"] == at)]:
         text += f"; the closed form 2c(K-1)/K gives {number(form)} ms for 1f1b"
     return sentences([text, closing(runs, POINT)])

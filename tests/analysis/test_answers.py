@@ -48,7 +48,7 @@ SAID = {  # of `CASES[name].few`, with F = 5 and B = 10 ms, K = 2
     ),
     "schedules": ("1f1b with 75.0 ms per step [75.0, 75.0]", "most: gpipe with 4.00 MiB"),
     "hop_latency": (
-        "A latency of 2 ms per hop makes the time per microbatch longer by 0.00 ms [0.00, 0.00] under gpipe and "
+        "A latency of 2 ms per hop adds to the time per microbatch 0.00 ms [0.00, 0.00] under gpipe and "
         "2.00 ms [2.00, 2.00] under 1f1b; the closed form 2c(K-1)/K gives 2.00 ms for 1f1b.",
     ),
     "engine_speed": (  # 1 + 0.1 len(name) / M, and torch twice that
