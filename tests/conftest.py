@@ -10,7 +10,6 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
-from recorded import small_sweep
 
 from microp import settings
 from microp.job import Job
@@ -104,6 +103,8 @@ def outputs(tmp_path_factory):
     """
     own, base = tmp_path_factory.mktemp("sweep"), tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" not in os.environ:
+        from recorded import small_sweep  # and with it the consoles, whose width is that of COLUMNS now
+
         return small_sweep(own)
     shared = base.parent / "small_sweep"
     with (base.parent / "small_sweep.lock").open("w") as lock:

@@ -143,7 +143,7 @@ def test_its_first_picture_is_what_is_drawn():
 
 
 def test_the_way_from_the_command_to_the_loop_is_as_listed():
-    """Each function calls the next one, itself or by private functions of its file, or was given it to call."""
+    """Each function calls the next one, itself or by functions of its file, or was given it to call."""
     way = re.findall(r"^\d\. `([\w.]+)` in `(microp/[\w/]+\.py)` ", README, flags=re.MULTILINE)
     assert (way[0], way[-1][0]) == (("main", "microp/run.py"), "Engine.step")
     assert len(way) <= 8
@@ -151,7 +151,7 @@ def test_the_way_from_the_command_to_the_loop_is_as_listed():
     for (name, path), (following, _) in pairwise(way):
         functions = functions_of(ROOT / path)
         used = names_in(functions[name])
-        for helper in [each for each in used if each.startswith("_") and each in functions]:
+        for helper in used & functions.keys():
             used |= names_in(functions[helper])
         assert following.rpartition(".")[2] in used | given, f"{name} in {path} does not call {following}"
         given = used

@@ -53,6 +53,8 @@ def _as_typed(program: str, arguments: Sequence[str], folder: Path, environment:
     levels = {logger: logger.level for logger in (logging.root, tracebacks)}
     _end_wandb()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        for each in (console.out, console.err):  # before the environment: rich reads it, too
+            patch.setattr(each, "width", int(own["COLUMNS"]))
         patch.chdir(folder)
         for name in os.environ.keys() - own.keys():
             patch.delenv(name)
@@ -63,8 +65,6 @@ def _as_typed(program: str, arguments: Sequence[str], folder: Path, environment:
         patch.setattr(sys, "path", [str(folder), *sys.path])
         if not any(word.startswith(sets_mode) for word in arguments):
             patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
-        for each in (console.out, console.err):
-            patch.setattr(each, "width", int(own["COLUMNS"]))
         importlib.invalidate_caches()
         try:
             yield

@@ -218,6 +218,10 @@ def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
 class PricingCallback(PointsCallback):
     """Checks all points before the first is priced, and prints all prices as a table, a single one in full."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown = ExitStack()
+
     @classmethod
     def prepare(cls, config: Config) -> PricingJob:
         assert isinstance(config, SimulateConfig)
@@ -226,7 +230,7 @@ class PricingCallback(PointsCallback):
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._as_text = config.output == "text"
         self._points: list[Priced] = []
-        self._number, self._shown = len(points), ExitStack()
+        self._number = len(points)
         self._tick = self._shown.enter_context(bar("pricing")) if self._as_text else lambda _: None
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:

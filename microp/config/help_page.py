@@ -2,7 +2,7 @@
 
 ::
 
-    key      default: conf/      help: the comment of its field in its settings class, or `Args:` of its builder
+    key      default: conf/      help: its comment there, or in its settings class, or `Args:` of its builder
     option   help: the first line of its file
     sweep    help: the comment at the top of its file, whose last line has its points and minutes
 """
@@ -89,9 +89,10 @@ def _group(group: str, left_out: Collection[str]) -> Iterator[str]:
     options = {name: schema.default_values(group, name) for name in schema.options_of(group) if name not in left_out}
     texts: dict[str, dict[str, str]] = {}  # of each option: builders may mean different things by a key
     for name, keys in options.items():
-        comment = (CONF / group / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# ")
-        yield from _entry(f"    {name}", comment)
+        file = (CONF / group / f"{name}.yaml").read_text()
+        yield from _entry(f"    {name}", file.splitlines()[0].removeprefix("# "))
         texts[name] = lines_of_keys(get_method(keys["builder"]) if "builder" in keys else schema.schema_of(group, keys))
+        texts[name] |= dict(re.findall(r"^(\w+): [^#\n]*# (.*)", file, re.M)) if "builder" in keys else {}
     for key in dict.fromkeys(key for keys in options.values() for key in keys if not schema.is_fixed(group, key)):
         having = {name: _text(keys[key]) for name, keys in options.items() if key in keys and uses(group, key, name)}
         if not having:

@@ -24,7 +24,7 @@ from microp.points.next_commands import print_failure
 from microp.points.planned import Planned, experiment_of, planned
 from microp.points.run import board, run_attempt, run_locked
 from microp.points.slurm_sweep import slurm_sweep
-from microp.records import LockedError, SweepPlan, hold, read_status, read_summary
+from microp.records import LockedError, SweepPlan, hold, plan_in, read_status, read_summary
 from microp.settings import SlurmSettings
 from microp.system import see_interrupt
 from microp.terminal import console
@@ -43,7 +43,7 @@ def run_point(config: DictConfig) -> float:
     """
     see_interrupt()
     if (folder := hydra_app.sweep_folder()) is not None:
-        return _run_planned(config, SweepPlan(folder))
+        return _run_planned(config, plan_in(folder))
     asked = read_config(config)
     job: Job = hydra_app.PointsCallback.take(asked)
     try:

@@ -94,7 +94,7 @@ class SweepCallback(hydra_app.PointsCallback):
         folder = records.claim_folder(Path(config.hydra.sweep.dir))
         config.hydra.sweep.dir = str(folder)  # where Hydra looks for it, and every point
         config.hydra.overrides.hydra.append(override("hydra.sweep.dir", str(folder)))
-        self._plan = plan = records.SweepPlan(folder)
+        self._plan = plan = records.plan_in(folder)
         name = config.hydra.job.config_name
         head = {"schema_version": records.SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
         plan.write({**head, "command": redact_words(sys.argv), "again": self._again}, self._records())

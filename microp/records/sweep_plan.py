@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +78,16 @@ class SweepPlan:
         if written != point:
             self._secret[tuple(point["overrides"])] = point
         return json.dumps(written) + "\n"
+
+
+def plan_in(folder: Path) -> SweepPlan:
+    """Return the plan of the sweep in a folder, the same one in the whole process: it keeps the secrets of points."""
+    return _plan_in(folder, Path.cwd())
+
+
+@cache
+def _plan_in(folder: Path, _current: Path) -> SweepPlan:
+    return SweepPlan(folder)
 
 
 def claim_folder(wanted: Path) -> Path:

@@ -73,7 +73,7 @@ def test_several_as_one_table(tmp_path):
 def test_a_bar_has_the_share_of_the_points_that_are_priced(tmp_path, monkeypatch):
     shares: list[float] = []
     monkeypatch.setattr(pricing, "bar", lambda _: nullcontext(shares.append))
-    assert type_in(None, f"simulate -m chunks=2,4 model.dim=64 output_dir={tmp_path}", monkeypatch) == 0
+    assert type_in(tmp_path, "simulate -m chunks=2,4 model.dim=64").returncode == 0
     assert shares == [0.5, 1.0]
 
 

@@ -88,7 +88,7 @@ def test_makespan_and_bubble_with_pairs(name: str) -> None:
             pair = rng.choice([max(f, b + w), f + b + w, rng.randint(max(f, b + w), f + b + w)])
             costs = Costs((f,) * stages, (b,) * stages, (w,) * stages, pair=(pair,) * stages)
             known += _is_form(schedule, costs)
-    assert known > 80
+    assert known > 60
 
 
 @pytest.mark.parametrize("name", ["zb_h2", "zb_v"])
