@@ -101,10 +101,10 @@ def outputs(tmp_path_factory):
 
     Of the processes that run tests, the first one that needs the sweep runs it; each has a copy of its own.
     """
+    from recorded import small_sweep  # and with it the consoles, whose width is that of COLUMNS now
+
     own, base = tmp_path_factory.mktemp("sweep"), tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        from recorded import small_sweep  # and with it the consoles, whose width is that of COLUMNS now
-
         return small_sweep(own)
     shared = base.parent / "small_sweep"
     with (base.parent / "small_sweep.lock").open("w") as lock:
