@@ -129,7 +129,7 @@ def nothing(outputs: Path, command: str, schedules: Collection[str], known: Coll
         return f"{absent(outputs)}: give the folder that runs write to, or make a run with `{command}`"
     if schedules and known and not {*schedules} & {*known}:
         return f"{outputs} holds no finished run of schedule={','.join(schedules)}: there are {', '.join(known)}"
-    return f"{outputs} holds no finished run to draw: make one with `{command}`"
+    return f"{outputs} holds no finished run of what this draws: make one with `{command}`"
 
 
 def absent(folder: Path) -> str:

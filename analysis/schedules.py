@@ -60,7 +60,7 @@ def answer(runs: pd.DataFrame) -> str:
         return ""
     chunks = several[several == several.max()].index.max()
     runs = runs[runs["chunks"] == chunks].assign(point=runs["schedule"])
-    what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
+    what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks, nothing recomputed"
     told, table = fastest(runs, TIME, "ms per step", what)
     of_point = table.assign(chunks=chunks, checkpointing="never", schedule=table["point"])
     best = table[_front(of_point, runs, "activation_mib")].sort_values("activation_mib")

@@ -72,7 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(textwrap.fill(_meanings([run.summary["time_ms"] or {} for run in runs]), out.width) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / drawn.file
-    files = figure(drawn.panels, drawn.title, path, sums=drawn.sums, width=plot.WIDTH)
+    shown = runs[0].step.marked(runs[0].is_disturbed) if len(runs) == 1 else drawn
+    files = figure(shown.panels, drawn.title, path, sums=shown.sums, width=plot.WIDTH)
     files.append(perfetto(drawn.panels, drawn.schedules, path.with_name(f"{drawn.file}.trace.json")))
     print(files[0], *(file.suffix for file in files[1:-1]))
     print(files[-1])

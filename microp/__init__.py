@@ -29,6 +29,10 @@ __version__ = "0.1.0"
 __all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "marked", "measure", "price", "sweep"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Return a name of the interface, imported only when it is used, so that `import microp` is quick."""
     if name not in __all__:

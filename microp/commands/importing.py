@@ -21,7 +21,7 @@ from microp.schedule import Schedule, to_torch_csv
 from microp.schedule.builders import LOOPED, ORDERS
 from microp.simulator import Simulated, calibrate_steps, critical_path, replay_steps
 from microp.system import CommandParser, redact_words
-from microp.terminal import Column, console, err, show_columns
+from microp.terminal import Column, console, counted, err, show_columns
 
 FILES = """traces of torch.profiler, one per rank of a pipeline (also .gz); Chrome or Perfetto JSON with a lane per
 rank; or CSV: rank, op, stage, microbatch, start, end"""
@@ -82,6 +82,17 @@ def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) 
     return job.schedule, layers if is_same else job.workload.layers
 
 
+def _check(options: argparse.Namespace, traced: Schedule) -> None:
+    """Raise TraceError for what cannot be asked of a trace with this order."""
+    if unused := [word for word in options.what_if or [] if not ASKED.match(word)]:
+        raise foreign.TraceError(f"--what-if {unused[0]}: it takes schedule, chunks, ranks and partition")
+    if (options.what_if or options.profile) and max(traced.copies, traced.slices) > 1:
+        raise foreign.TraceError(
+            f"{traced.name} has copies of stages or slices, whose times tell none of another order: leave out "
+            "--what-if and --profile"
+        )
+
+
 def _import(options: argparse.Namespace) -> None:
     # 1. read
     if options.name is not None and not re.fullmatch(r"[\w-]+", options.name):
@@ -98,8 +109,7 @@ def _import(options: argparse.Namespace) -> None:
         raise foreign.TraceError(f"--layers has {len(layers)} numbers for {order.stages} stages: give one per stage")
     costs, replayed = calibrate_steps(order, rows, every[middle]), replay_steps(order, [rows[middle]], every[middle])
     usual = [f"each stage has {LAYERS} layers, as --layers is not given"] * (not options.layers)
-    if unused := [word for word in options.what_if or [] if not ASKED.match(word)]:
-        raise foreign.TraceError(f"--what-if {unused[0]}: it takes schedule, chunks, ranks and partition")
+    _check(options, order)
     if options.what_if:
         order, sizes = _other_order(options.what_if, order, layers)
     if options.csv and max(order.copies, order.slices) > 1:
@@ -121,9 +131,9 @@ def _import(options: argparse.Namespace) -> None:
         then, now = (float(trace.makespan(each)) for each in (answer, alike))
         rate = 100 * (then / order.chunks / (now / traced.schedule.chunks) - 1)
         bubbles = " for ".join(f"{float(trace.bubble_fraction(spans)):.4f}" for spans in (answer, alike))
-        held, words = max(trace.in_flight_peak(answer).values()), shlex.join(options.what_if)
+        held, words = max(foreign.in_flight(order, answer)), shlex.join(options.what_if)
         print(f"what if {words}: step {then:.4g} ms; the traced order, priced alike, {now:.4g} ms")
-        print(f"  per microbatch {rate:+.1f} %; bubble {bubbles}; in flight at most {held}")
+        print(f"  per microbatch {rate:+.1f} %; bubble {bubbles}; in flight at most {held:g}")
         print(*(f"  assumed: {note}" for note in usual * (sizes != layers) + assumed), sep="\n")
     if options.profile:
         profile, assumed = foreign.profile_of(traced, rows, layers, costs, options.rows)
@@ -145,7 +155,7 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     schedule, every, ranks = traced.schedule, list(traced.spans.values()), range(len(traced.schedule.ranks))
     makespans = [float(trace.makespan(spans)) / 1e6 for spans in every]
     order = "one that microp does not build" if schedule.name == foreign.FOREIGN else schedule.name
-    print(f"{len(ranks)} ranks, {schedule.chunks} microbatches, {len(every)} steps; the order is {order}")
+    print(f"{len(ranks)} ranks, {schedule.chunks} microbatches, {counted(len(every), 'step')}; the order is {order}")
     print(f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end")
     for name, bubble in BUBBLES.items():
         print(f"bubble {_spread([float(bubble(spans)) for spans in every], '.4f')}  {name}")

@@ -68,7 +68,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         step = records.read_traced_step(self.folder, self.summary)
-        drawing = "" if step is None else trace.svg(step.panels, self.summary["run_id"], sums=step.sums)
+        shown = step and step.marked(self.disturbed)
+        drawing = trace.svg(shown.panels, self.summary["run_id"], sums=shown.sums) if shown else ""
         return f"{escape(repr(self))}<br>{drawing}"
 
     @cached_property
@@ -105,7 +106,8 @@ class Run:
         if step is None:
             raise ValueError(f"{self.folder} has an empty trace: run its command again")
         if path is not None:
-            trace.figure(step.panels, self.summary["run_id"], Path(path), sums=step.sums)
+            shown = step.marked(self.disturbed)
+            trace.figure(shown.panels, self.summary["run_id"], Path(path), sums=shown.sums)
         predicted, replicas = self.summary.get("predicted"), self.summary["replicas"]
         lines = trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas)
         return trace.plain(lines) + "\ndisturbed" * self.disturbed

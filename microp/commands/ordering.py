@@ -31,6 +31,7 @@ from microp.config import (
     default_values,
     make_pricing_job,
     run_of,
+    schema,
     with_order,
 )
 from microp.orders import Found, Problem, Solved, named_schedules, search, with_solver
@@ -150,7 +151,7 @@ def _command(config: OrderConfig, schedule: Schedule, path: Path) -> str:
     Its model and its batch are ones that the order can have.
     """
     run = run_of(config, schedule={**default_values("schedule", "file"), "path": str(path)})
-    by_hand = any(value is not None for value in config.costs.numbers().values())  # no device has these costs
+    by_hand = {**vars(config.costs)} != schema.values_of("price")["costs"]  # no device has these costs
     left_out = ["search", "schedule", "output", "hydra", "ranks", "chunks", *["costs"] * (not by_hand)]
     words = used_words(run, left_out)
     words += ["schedule=file", override("schedule.path", str(path)), f"ranks={config.ranks}", f"chunks={config.chunks}"]
@@ -239,7 +240,8 @@ def show_orders(figures: dict[str, Any]) -> None:
     if figures["solver"] and figures["bounds"]:
         paragraph(_solver(figures))
     out.print(f"order {figures['file']}", soft_wrap=True, markup=False)
-    out.print(f"run   {figures['command']}", soft_wrap=True, markup=False)
+    what = "price" if "microp.simulate" in figures["command"].split() else "run  "
+    out.print(f"{what} {figures['command']}", soft_wrap=True, markup=False)
 
 
 def _bounds(figures: dict[str, Any]) -> str:

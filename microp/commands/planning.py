@@ -268,7 +268,7 @@ def _notes(plan: Plan, found: Found) -> list[str]:
         faster = found.over[-1]
         notes.append(
             f"memory binds: {' '.join(faster.choice.words())} would take {faster.step:.4g}, "
-            f"{100 * (1 - faster.step / found.front[0].step):.1f} % less, with {size_text(faster.peak)}"
+            f"{100 * (1 - faster.step / found.front[0].step):.1f} % less than plan1, with {size_text(faster.peak)}"
         )
     return notes
 

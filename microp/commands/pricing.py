@@ -202,7 +202,7 @@ def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
     if peaks and given is not None and max(peaks) * MIB > given * GIB:
         console.warn(
             f"rank {peaks.index(max(peaks))} needs {max(peaks):.1f} MiB, more than device.memory_gib={given:g}: "
-            "the run is refused, and says what would fit"
+            f"the run is refused; python -m microp.plan ranks={point.ranks} memory_gib={given:g} finds what fits"
         )
     if point.output == "json":
         print(json.dumps(figures), flush=True)
@@ -270,12 +270,12 @@ def show_prices(points: Sequence[Priced]) -> None:
         Column(name, list(map(text, prices)), importance=importance, about=f"{name}: {meaning}." if meaning else "")
         for name, importance, text, meaning in _COLUMNS
     ]
-    show_columns([*swept_columns(asked(configs, [point.overrides for point in points])), *results], WHOLE)
     has_units = all(config["device"]["name"] in ("cpu", "cuda") and not config["profile"] for config in configs)
     if has_units and len({config["chunks"] for config in configs}) > 1:
         console.warn("a cost is of a microbatch, whatever its rows: compare bubbles, or makespans of equal chunks")
     elif reason := unscaled(configs):
         console.warn(reason)
+    show_columns([*swept_columns(asked(configs, [point.overrides for point in points])), *results], WHOLE)
     if len(prices) == 1:
         _show_timeline(prices[0])
     folders = [price["folder"] for price in prices if price["folder"]]

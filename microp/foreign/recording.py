@@ -17,8 +17,8 @@ from microp import records, settings
 from microp.foreign.reading import Lane
 from microp.foreign.steps import FOREIGN, RankStep, Traced
 from microp.job import Job
-from microp.schedule import Partition, to_text
-from microp.trace import in_flight_peak
+from microp.schedule import Partition, Schedule, to_text
+from microp.trace import Span, in_flight_peak
 
 UNKNOWN_GROUPS = ("partition", "checkpointing", "engine", "comms", "data")  # of a configuration
 ZEROS: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None}
@@ -50,6 +50,12 @@ def _row(step: int, first: int, row: RankStep, lane: Lane) -> Any:
         "compute_ms": sum(map(sum, lengths.values())),
         "action_ms": {name: mean(values) for name, values in lengths.items()},
     }
+
+
+def in_flight(schedule: Schedule, spans: Sequence[Span]) -> list[float]:
+    """Return the most microbatches in flight on each rank; one counts whole if all stages of its copy hold it."""
+    parts = [len(schedule.stages_of(rank)) * schedule.slices / schedule.copies for rank in range(len(schedule.ranks))]
+    return [peak / parts[rank] for rank, peak in in_flight_peak(spans).items()]
 
 
 def record(
@@ -97,7 +103,7 @@ def record(
     job = Job(run, schedule, partition, model, settings.NEVER, data, device, "gloo", 0.0, *trained)
     summary = records.summarise(job, attempt, "finished")
     summary |= dict.fromkeys(("batch_size", "samples_per_s", "seed", "loss"))
-    peaks = [peak / len(schedule.stages_of(rank)) for rank, peak in in_flight_peak(traced.spans[last]).items()]
+    peaks = in_flight(schedule, traced.spans[last])
     summary |= {"comms": FOREIGN, "checkpointing": FOREIGN, "device": FOREIGN, "in_flight_peak": peaks}
     records.write_json(attempt / "summary.json", summary)
     records.write_json(attempt / "status.json", {**status, "status": "finished"})

@@ -24,8 +24,8 @@ from microp.trace import bubble_fraction, busy, makespan, timeline
 from microp.worker import launch_ranks
 
 RANKS = 4
-EMULATED = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.078125", "device.backward_ms=0.15625"]
-EMULATED += ["model.dim=64", "batch_size=64"]  # F lasts 5 ms for 4 layers and the 16 rows of one of 4 microbatches
+EMULATED = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.3125", "device.backward_ms=0.625"]
+EMULATED += ["model.dim=64", "batch_size=64"]  # F lasts 20 ms for 4 layers and the 16 rows of one of 4 microbatches
 TAKES = ("ranks", "chunks", "steps", "warmup_steps", *ON_RANKS, "engine", "partition", "replicas", "activation_limit")
 
 SCHEDULES = {"naive": ("naive", 4), "gpipe": ("gpipe", 4), "one_f_one_b": ("1f1b", 8)}  # lab -> schedule, chunks

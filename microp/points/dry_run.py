@@ -101,7 +101,8 @@ def _total(points: Sequence[DryPoint]) -> str:
         known = [point.seconds for point in rest if point.seconds is not None]
         time = f", about {_duration(sum(known))}" if known else ""
         and_more = f" and what {len(rest) - len(known)} of them take" if 0 < len(known) < len(rest) else ""
-        counts.append(f"{len(rest)} to run: {sum(point.steps for point in rest)} steps{time}{and_more}")
+        starts = f", and {len(rest)} starts of their processes" if len(rest) > 1 and known else ""
+        counts.append(f"{len(rest)} to run: {sum(point.steps for point in rest)} steps{time}{and_more}{starts}")
     return f"{', '.join(counts) or 'nothing is known to run'}. Nothing was started."
 
 

@@ -37,6 +37,12 @@ class TracedStep(NamedTuple):
     panels: dict[str, Sequence[Span]]  # `replayed`, if every rank left its trace, and `measured`: spans in nanoseconds
     sums: dict[str, Sequence[Reduction]]  # the same names -> the reductions over the replicas
 
+    def marked(self, disturbed: bool) -> TracedStep:
+        """Return it with names as figures have them: they tell whether the run was disturbed."""
+        names = {name: f"{name} (disturbed)" if disturbed and name == "measured" else name for name in self.panels}
+        panels = {names[name]: spans for name, spans in self.panels.items()}
+        return self._replace(panels=panels, sums={names[name]: sums for name, sums in self.sums.items()})
+
 
 def read_traced_step(attempt: Path, summary: Mapping[str, Any]) -> TracedStep | None:
     """Return the traced step of an attempt, None if it has an empty trace.

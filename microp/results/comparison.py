@@ -30,7 +30,7 @@ from microp.records import LAUNCH
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd
 
-Verdict = Literal["faster", "slower", "too noisy to say"]
+Verdict = Literal["faster", "slower", "too noisy to say", "unknown"]
 CONFIDENCE = 0.95
 FEW = 3  # launches of each side to ask for where the spread is unknown: with 2, Student's factor is 12.7
 NODES = 10_001  # of the trapezoidal rule: t is off by less than 0.05 %, of whole degrees of freedom by less than 1e-6
@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
     high: float  # its upper end; infinity if a side has a single launch
     launches: tuple[int, int]  # the number of launches that were compared, of each side
     paired: bool  # whether they were compared pair by pair
-    verdict: Verdict  # `faster` or `slower` than the other if the interval excludes 1, else `too noisy to say`
+    verdict: Verdict  # `faster` or `slower` if the interval excludes 1; `unknown` if a side has a single launch
     more: int | None
     next_repeat: int  # the `repeat` from which on launches are missing
 
@@ -61,13 +61,13 @@ class Comparison(NamedTuple):
         """
         a, b = self.launches
         launches = f"{a} launch{'' if a == 1 else 'es'} each" if a == b else f"{a} and {b} launches"
+        if self.verdict == "unknown":
+            return f"{name} against {other}: the spread of {launches} is unknown; {self._remedy('show it')}"
         if self.verdict != "too noisy to say":
             return f"{self._difference(name, other)}, {launches}"
-        said = f"{name} against {other}: too noisy to say"
-        if math.isinf(self.high):
-            return f"{said}: the spread of {launches} is unknown; {self._remedy('show it')}"
         return (
-            f"{said}: {_percent(abs(self.ratio - 1))} {'less' if self.ratio < 1 else 'more'} time "
+            f"{name} against {other}: too noisy to say: {_percent(abs(self.ratio - 1))} "
+            f"{'less' if self.ratio < 1 else 'more'} time "
             f"[{_percent(self.low - 1, '+')}, {_percent(self.high - 1, '+')}], {launches}; "
             f"{self._remedy('settle a difference of this size')}"
         )
@@ -117,7 +117,8 @@ def compare(times: Mapping[int, float], others: Mapping[int, float]) -> Comparis
     spread = [variance(sample) for sample in samples] if min(counts) > 1 else None
     half = math.inf if spread is None else _half_width(spread, counts)
     verdict: Verdict = "too noisy to say" if abs(centre) <= half else "faster" if centre < 0 else "slower"
-    more = 0 if verdict != "too noisy to say" else _more(centre, spread, min(counts))
+    verdict = verdict if spread else "unknown"
+    more = 0 if abs(centre) > half else _more(centre, spread, min(counts))
     low, high = math.exp(centre - half), math.exp(centre + half)
     following = max(shared if paired else times.keys() | others.keys()) + 1
     return Comparison(math.exp(centre), low, high, (counts[0], counts[-1]), paired, verdict, more, following)

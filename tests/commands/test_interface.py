@@ -70,12 +70,13 @@ def test_a_recorded_run_is_opened_by_its_folder_or_its_newest_attempt(measured, 
         microp.Run(tmp_path)
 
 
-def test_a_disturbed_run_says_so_wherever_it_is_shown(measured, monkeypatch):
+def test_a_disturbed_run_says_so_wherever_it_is_shown(measured, monkeypatch, tmp_path):
     run = microp.Run(measured[1].folder)
     monkeypatch.setitem(run.summary, "shared_gpu", True)
     assert repr(run).endswith(", disturbed>")
     assert ", disturbed&gt;" in run._repr_html_()
-    assert run.draw().endswith("\ndisturbed")
+    assert run.draw(tmp_path / "step").endswith("\ndisturbed")
+    assert "measured (disturbed): " in (tmp_path / "step.svg").read_text()
 
 
 def test_a_run_and_a_price_are_drawn_in_a_notebook(measured):

@@ -45,7 +45,7 @@ def test_the_command_of_an_estimated_device_prices_the_order(tmp_path):
     words = ["device=estimate", "device.tflops=100", "device.gb_per_s=1000"]
     done = microp(*words, "ranks=2", "chunks=4", "search.seconds=0.3", folder=tmp_path, program="microp.order")
     assert "times are estimated, not measured" in done.stderr
-    [command] = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.startswith("run ")]
+    [command] = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.startswith("price ")]
     assert command.startswith(f"python -m microp.simulate {' '.join(words)} ")
 
 

@@ -9,8 +9,20 @@ import numpy as np
 import pytest
 import yaml
 
+from microp.commands import importing
 from microp.config import compose_config, make_pricing_job, read_config
-from microp.foreign import TraceError, align, make_steps, marked, profile_of, read_lanes, read_names, step_rows, what_if
+from microp.foreign import (
+    TraceError,
+    align,
+    in_flight,
+    make_steps,
+    marked,
+    profile_of,
+    read_lanes,
+    read_names,
+    step_rows,
+    what_if,
+)
 from microp.profiling import to_plain
 from microp.schedule import builders
 from microp.schedule.builders import chimera, dualpipe_v, gpipe, interleaved, one_f_one_b, seq_1f1b, zb_h1, zb_h2, zb_v
@@ -116,14 +128,18 @@ def test_lanes_whose_ranges_have_their_stage_in_their_arguments(tmp_path):
         read(perfetto(runs, dict.fromkeys(runs, schedule), tmp_path / "trace.json"))
 
 
-KNOWN = [builders.dualpipe(4, 8).apart, chimera(4, 8).apart, seq_1f1b(2, 4)]
+KNOWN = [(builders.dualpipe(4, 8).apart, 5), (chimera(4, 8).apart, 4), (seq_1f1b(2, 4), 1.5)]  # and in flight
 
 
-@pytest.mark.parametrize("schedule", KNOWN, ids=lambda schedule: schedule.name)
-def test_orders_with_copies_or_slices_are_known(tmp_path, schedule):
+@pytest.mark.parametrize(("schedule", "held"), KNOWN, ids=[schedule.name for schedule, _ in KNOWN])
+def test_orders_with_copies_or_slices_are_known(tmp_path, schedule, held, monkeypatch, capsys):
     trace = perfetto({"measured": spans_of(schedule, weight=3)}, {"measured": schedule}, tmp_path / "trace.json")
     found, _ = read(trace)
     assert found.schedule == schedule
+    assert max(in_flight(schedule, found.spans[0])) == held
+    monkeypatch.chdir(tmp_path)
+    assert importing.main([str(trace), "--what-if", "chunks=4"]) == 2
+    assert "whose times tell none of another order" in " ".join(capsys.readouterr().err.split())
 
 
 def test_begins_and_ends_as_events_of_their_own(tmp_path):

@@ -46,7 +46,8 @@ def test_each_point_has_its_state_its_steps_and_its_predicted_time(dry, tmp_path
         "to run 5 0.8 s",
         "invalid - -",
     ]
-    assert "1 done, 2 invalid, 3 to run: 15 steps, about 1.9 s. Nothing was started." in text
+    starts = "and 3 starts of their processes. Nothing was started."
+    assert f"1 done, 2 invalid, 3 to run: 15 steps, about 1.9 s, {starts}" in text
     assert "error: chunks=400 is more than batch_size=8 has rows: use at most 8" in text
     assert files(tmp_path) == before
     code, rows, _ = dry("chunks=2", *WORDS, "again=true")

@@ -69,7 +69,7 @@ SENTENCES = {
     (
         (50.0,),
         (60.0,),
-    ): f"{NOISY}the spread of 1 launch each is unknown; 2 more launches each (repeat=1,2) would show it",
+    ): "a against b: the spread of 1 launch each is unknown; 2 more launches each (repeat=1,2) would show it",
     ((50.0, 51.0, 50.5, 49.5), (50.1, 50.9, 50.4, 49.6)): f"{NOISY}0.0 % less time [-0.4 %, +0.4 %], 4 launches each; "
     f"it would take more than {MOST} launches each to settle a difference of this size",
     ((48.1, 49.5, 48.9), (50.2, 49.3, 51.4)): f"{NOISY}2.9 % less time [-9.7 %, +4.4 %], 3 launches each; "
@@ -158,7 +158,7 @@ def test_two_single_questions_always_pair(groups):
     assert len(pairs_of(pairing)) == 1
     assert named(pairing.compared) == {"schedule", "schedule.drain", "chunks", "model.dim"}
     rate = figure(pairing, "samples_per_s")
-    assert (rate["low"], rate["comparison"].verdict) == (None, "too noisy to say")
+    assert (rate["low"], rate["comparison"].verdict) == (None, "unknown")
     devices = ("device=cpu", "device=emulated")
     pairing = pair_questions(*groups([([device], {}) for device in devices], *devices))
     assert "device.forward_ms" in named(pairing.compared)

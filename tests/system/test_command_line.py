@@ -93,7 +93,7 @@ def test_the_printed_commands_run_as_printed(tmp_path):
     assert drawn.returncode == 0, drawn.stderr
     order = ["ranks=2", "chunks=2", "search.seconds=1", "costs.forward=1", "costs.backward=2"]
     made = microp(*order, override("search.file", "my order, 1.txt"), folder=tmp_path, program="microp.order")
-    [run] = [line for line in made.stdout.splitlines() if line.startswith("run ")]
+    [run] = [line for line in made.stdout.splitlines() if line.startswith("price ")]
     _, _, _, program, *words = shlex.split(run)  # with costs given by hand it can only be priced
     ran(*words, folder=tmp_path, program=program)
 
