@@ -22,7 +22,7 @@ from analysis import plot
 from analysis.exhibit import Exhibit, Section
 from microp.records import RecordError, command
 from microp.results import Store
-from microp.system import CommandParser, run_command
+from microp.system import CommandParser, run_command, sweep_names
 
 OUTPUTS = Path("outputs")
 WIDTH = 100  # of running text in the terminal, at most
@@ -48,7 +48,8 @@ def main(name: str) -> int:
         parser.error(str(error))
     if not made.exhibits:
         own = None if name in OVER_ALL_RUNS else {point.run_id for point in store.points(name)}
-        makes, known = ANY_RUN if own is None else command(name), store.schedules_of(own)
+        shorter = f"{name}_quick" if f"{name}_quick" in sweep_names() else name
+        makes, known = ANY_RUN if own is None else command(shorter), store.schedules_of(own)
         parser.error(made.answer or nothing(options.outputs, makes, options.schedule, known))
     save(made.exhibits, folder)
     print_answer(made.answer)

@@ -16,6 +16,7 @@ from microp.config.schema import GROUPS, all_keys, values_of
 from microp.settings import quoted
 from microp.system import sweep_names
 
+SWEPT = "in a file it stands so: `hydra: {mode: MULTIRUN, sweeper: {params: {KEY: VALUES}}}`"
 # By these Hydra and its libraries refuse what a user typed or wrote into a file; a ConfigError is a ValueError.
 REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 tracebacks = logging.getLogger("microp.tracebacks")  # shown with hydra.verbose=true, and with HYDRA_FULL_ERROR=1
@@ -108,9 +109,11 @@ def _remedy(text: str, key: str) -> str:
         f"Key '{group}.{knob}' not in": f"in a file a key stands below its group, `{group}: {{{knob}: VALUE}}`",
     }
     if group in ("mode", "sweeper", "params") or key == "hydra.params":
-        remedies["not in '"] = "in a file it stands so: `hydra: {mode: MULTIRUN, sweeper: {params: {KEY: VALUES}}}`"
+        remedies["not in '"] = SWEPT
     if key in values_of("base"):  # a file that lacks it is no configuration of a command
         remedies["is not in struct"] = "let the file's defaults list begin with `config`"
+    if "hydra.sweeper" in text:
+        remedies["'"] = f'{SWEPT}, several in quotes, as `chunks: "4,8"`'
     if re.search("Value '[^']*,", text):
         remedies["of type 'str'"] = several
     if key in GROUPS:

@@ -304,7 +304,8 @@ class PointsCallback(Callback):
             for note in knobs.notes:
                 console.note(note)
         nodes = (config, *(asked.config for asked in composed))
-        if is_dry := any(node is not None and node.get("dry_run") for node in nodes):
+        is_dry = any(node is not None and node.get("dry_run") for node in nodes)
+        if is_dry and not problems:  # else no point is to run
             self.dry_run(config, checked)
         refused = [point for point in checked if isinstance(point, Composed)]
         if problems := [problem for point in refused for problem in point.problems] + problems:
