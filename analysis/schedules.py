@@ -65,8 +65,7 @@ def answer(runs: pd.DataFrame) -> str:
     of_point = table.assign(chunks=chunks, checkpointing="never", schedule=table["point"])
     best = table[_front(of_point, runs, "activation_mib")].sort_values("activation_mib")
     if len(best) > 1:
-        names = listed(list(best["point"]))
-        told.append(f"the best compromises of those that are not disturbed, from the least memory on: {names}")
+        told.append(f"the best compromises, none disturbed, from the least memory on: {listed(list(best['point']))}")
     return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
 
 
