@@ -61,7 +61,7 @@ def init_process_group(
     with in_our_words(timeout_s, "another rank"):
         if store is None:
             store, _, _ = next(rendezvous("env://", timeout=patience))
-        store.set(f"came/{rank}", "")  # NCCL itself would not wait for a rank that does not come
+        store.set(f"came/{rank}", "")  # a rank that does not come is a time-out here, whatever the library does
         store.wait([f"came/{other}" for other in range(world)], patience)
         own_timeout = kind.own_timeout(timeout_s)
         dist.init_process_group(kind.library, timeout=own_timeout, store=store, rank=rank, world_size=world)

@@ -158,11 +158,9 @@ def _named(schedule: Schedule) -> Schedule:
     """Return an order with its name, if microp builds it."""
     for name, build in ORDERS.items():
         looped = {"stages_per_rank": schedule.stages // len(schedule.ranks)} if name in LOOPED else {}
-        takes, divisors = (
-            signature(build).parameters,
-            (n for n in range(2, schedule.chunks) if schedule.chunks % n == 0),
-        )
-        ways: list[dict[str, Any]] = [{}, {"drain": Drain.lifo}, *({"slices": n} for n in divisors)]
+        takes = signature(build).parameters
+        divisors = [number for number in range(2, schedule.chunks) if schedule.chunks % number == 0]
+        ways: list[dict[str, Any]] = [{}, {"drain": Drain.lifo}, *({"slices": number} for number in divisors)]
         for own in (way for way in ways if way.keys() <= takes.keys()):
             try:
                 chunks = schedule.chunks // own.get("slices", 1)

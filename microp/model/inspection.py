@@ -180,6 +180,7 @@ def _check_container(whole: Any) -> None:
     """Raise ValueError if a module does more than to call its layers in turn."""
     if not isinstance(whole, nn.Module):
         return
+    # torch has no public list of a module's hooks
     hooks = whole._forward_pre_hooks, whole._forward_hooks, whole._backward_pre_hooks, whole._backward_hooks
     if type(whole).forward not in (nn.Sequential.forward, nn.ModuleList.forward) or any(hooks):
         raise ValueError(
