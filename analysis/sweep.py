@@ -28,7 +28,7 @@ from analysis.varied import group_of, is_numeric, say, varying
 from analysis.words import BUBBLE, TIME, closing, fastest, least_memory, listed, sentences, spread
 from microp.records import WIDE_FRACTION, Plan, over_launches, read_plans
 from microp.results import HOW, Store, finished_runs, is_missing, records, unscaled, worst_rank_mib
-from microp.system import run_command
+from microp.system import about_sweep, run_command, sweep_names
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
     "step_ms.median": ("step time, ms", 0.0),
@@ -184,14 +184,15 @@ def _doubles(ticks: list[Any], numeric: bool) -> bool:
 
 
 def of_plan(store: Store, plan: Plan) -> Exhibit | None:
-    """Return the exhibit of one sweep; None if none of its runs has finished."""
+    """Return the exhibit of one sweep, a stored one's with its question; None if none of its runs has finished."""
     runs = store.of({point.run_id for point in plan.points})
     name = plan.folder.name
     if runs.empty:
         return None
     made = exhibit(runs, f"sweep-{name}", f"Sweep {name}")
     lost = without_result(store, plan)
-    return replace(made, answer=f"{made.answer} {lost}".strip(), caption=f"{made.caption} {lost}".strip())
+    asked = about_sweep(plan.experiment)[0] if plan.experiment in sweep_names() else ""
+    return replace(made, answer=f"{asked} {made.answer} {lost}".strip(), caption=f"{made.caption} {lost}".strip())
 
 
 def without_result(store: Store, plan: Plan) -> str:

@@ -78,7 +78,8 @@ def refusal(error: BaseException) -> list[str]:
         names = list(error.options or []) if group else sweep_names()
     elif isinstance(source := cause or error, OmegaConfBaseException):
         key = str(source.full_key or source.key or "")
-        names = all_keys() if isinstance(source, ConfigAttributeError | ConfigKeyError) else []
+        known = all_keys() if isinstance(source, ConfigAttributeError | ConfigKeyError) else []
+        names = [name for name in known if name != key]  # another command has this one
         if key not in " ".join(texts):
             texts.insert(0, key)
     elif match := re.search("Could not override '([^'@]*)", texts[0]):  # in a file's defaults list

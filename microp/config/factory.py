@@ -41,7 +41,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from microp import settings
 from microp.config.errors import first_line, log_traceback
 from microp.records import in_words
-from microp.schedule.builders import builder_of, two_bp
+from microp.schedule.builders import builder_of
 from microp.system import PACKAGE
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
@@ -107,7 +107,7 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
     try:
         builder = get_method(node["builder"])
         lacks = "has a signature that cannot be read"
-        names, hints = set(inspect.signature(builder).parameters), get_type_hints(builder)
+        parameters, hints = inspect.signature(builder).parameters, get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
         cause, (module, _, function) = error.__cause__ or error, node["builder"].rpartition(".")
@@ -115,10 +115,10 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         said = f"{module} has no function {function}" if said.endswith("is not a package") else said
         said += _line_of(cause) or HOW * (lacks == "cannot be imported" and not isinstance(cause, SyntaxError))
         raise ValueError(f"{group}.builder={node['builder']} {lacks}: {said}") from error
-    if builder is two_bp:  # it has the keys of the schedule that it is of
+    names = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    if group == "schedule" and "of" in names and len(names) < len(parameters):  # `**keys` are those of another order
         inner = builder_of(str(node.get("of")))
-        names |= set(inspect.signature(inner).parameters)
-        names, hints = names - {"keys"}, get_type_hints(inner) | hints
+        names, hints = names.union(inspect.signature(inner).parameters), get_type_hints(inner) | hints
     return builder, names, hints
 
 

@@ -66,7 +66,8 @@ def make_job(config: Config) -> Job:
             built = config_checks.as_run(config, whole)
             order_notes = _order_notes(config, whole, built)
             limit = config.activation_limit
-            schedule = proved(config, _named(config, built), None if limit is None or limit < 1 else limit)
+            proven = proved(config, _named(config, whole), None if limit is None or limit < 1 else limit)
+            schedule = config_checks.as_run(config, proven)
             log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
             text = to_text(built)
             problems += config_checks.order_problems(config, schedule)

@@ -71,7 +71,7 @@ def _best(schedule: Schedule, costs: Costs, changes: Iterable[list[Action]], unt
             time = _time(schedule, pairs, costs)
             if time is not None and (time < best or (time == best and len(pairs) > len(kept))):
                 best, kept = time, pairs
-    return best, replace(schedule, pairs=kept)
+    return best, schedule if kept == schedule.pairs else replace(schedule, name="found", pairs=kept)
 
 
 def _later(schedule: Schedule) -> Schedule:
@@ -83,8 +83,8 @@ def _later(schedule: Schedule) -> Schedule:
             if first.op in _BACKWARDS and then.op is Op.F:
                 moved[at : at + 2] = [then, first]
         ranks.append(tuple(moved))
-    other = replace(schedule, ranks=tuple(ranks), pairs=frozenset())
-    return other if _valid(other) else schedule
+    other = replace(schedule, name="found", ranks=tuple(ranks), pairs=frozenset())
+    return other if other.ranks != schedule.ranks and _valid(other) else schedule
 
 
 def _valid(schedule: Schedule) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 
 from microp.schedule import Action, Op, Schedule
 from microp.settings import Checkpointing
-from microp.simulator.link_model import Asynchronous, LinkModel
+from microp.simulator.link_model import LinkModel
 
 OPTIONAL = ("weight", "full", "pair", "recompute", "boundary", "reduction", "overhead")
 PER_STAGE = ("forward", "backward", *OPTIONAL)  # the costs that have a value per stage
@@ -76,7 +76,7 @@ class Costs:
     sizes: tuple[Any, ...] = ()
     boundary: tuple[Any, ...] = ()
     bandwidth: Any = inf
-    transfer: LinkModel = field(default_factory=Asynchronous)
+    transfer: LinkModel = field(default_factory=LinkModel)
     reduction: tuple[Any, ...] = ()
     overhead: tuple[Any, ...] = ()
 
@@ -90,7 +90,7 @@ class Costs:
                 _check_sign(f"costs.{name}[{unit}]", share)
         if not isinstance(self.latency, tuple):
             _check_sign("costs.latency", self.latency)
-        if self.pair and (self.shares or type(self.transfer) not in (Asynchronous, LinkModel)):
+        if self.pair and (self.shares or type(self.transfer) is not LinkModel):
             what = (
                 "microbatches or slices that differ" if self.shares else "a rank or a link that is busy with messages"
             )

@@ -5,7 +5,7 @@ moment when the sender's rank is free again, and the moment when the receiver ho
 
 | rule         | sender is free | receiver holds it at                     | as in                     |
 |---|---|---|---|
-| Asynchronous | done           | done + hop                               | the papers' formulas      |
+| LinkModel    | done           | done + hop                               | the papers' formulas      |
 | SenderBusy   | done + hop     | done + hop                               | a copy by the sender      |
 | SerialLink   | done           | max(done, link idle) + hop               | a cable                   |
 | Rendezvous   | done           | max(done, receiver at its receive) + hop | receives that are not posted early |
@@ -28,7 +28,17 @@ def later(moment: Moment, by: Any) -> Moment:
 
 @dataclass(frozen=True)
 class LinkModel:
-    """A rule for the times of a hop; the methods here describe a pure delay."""
+    """A rule for the times of a hop; this one is asynchronous, a pure delay.
+
+    The sender continues at once, and any number of tensors travel at the same time.
+
+    ::
+
+        sender     |F0|F1|
+                      |~F0~~|
+                         |~F1~~|
+        receiver    .  .  . |F0|F1|
+    """
 
     def send(self, done: Moment, idle: Moment, hop: Any) -> tuple[Moment, Moment]:
         """Return when the sender's rank is free again, and when its message arrives.
@@ -49,19 +59,6 @@ class LinkModel:
             hop: how long a transfer takes.
         """
         return arrival
-
-
-@dataclass(frozen=True)
-class Asynchronous(LinkModel):
-    """The sender continues at once, and any number of tensors travel at the same time.
-
-    ::
-
-        sender     |F0|F1|
-                      |~F0~~|
-                         |~F1~~|
-        receiver    .  .  . |F0|F1|
-    """
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Rendezvous(LinkModel):
 
 
 LINK_MODELS: dict[str, LinkModel] = {
-    "asynchronous": Asynchronous(),
+    "asynchronous": LinkModel(),
     "sender_busy": SenderBusy(),
     "serial_link": SerialLink(),
     "rendezvous": Rendezvous(),

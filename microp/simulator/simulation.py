@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from microp.schedule import Action, Schedule
 from microp.simulator.costs import Costs
-from microp.simulator.link_model import Asynchronous, LinkModel, Moment, later
+from microp.simulator.link_model import LinkModel, Moment, later
 from microp.simulator.lowered import NONE, SMALL, Lowered, lower, refuse, with_pairs, with_times
 from microp.trace import Actions, Column, Span, Spans, column_type
 
@@ -75,7 +75,7 @@ def simulate(
         lowered, parts = with_pairs(lowered, schedule, costs if takes is None else None)
     times = [*lowered.kinds.takes, *parts.values(), *lowered.kinds.hop_in, *lowered.kinds.after]
     dtype = column_type(times, bound=3 * len(lowered.actions) * max(times))
-    walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued
+    walk = _delayed if type(costs.transfer) is LinkModel else _queued
     spans = walk(lowered, costs.transfer, dtype)
     return refuse(schedule) if spans is None else _divided(spans, parts) if parts else spans
 

@@ -46,6 +46,12 @@ def test_a_row_has_summary_configuration_and_environment_and_missing_points_have
     assert whole == "python -m microp.run -cn bidirectional  # 96 points, 6 minutes on two cores"
 
 
+def test_a_stored_sweep_without_a_module_is_shown_with_its_question(outputs):
+    store = Store(outputs)
+    drawn = sweep.of_plan(store, store.plans[0]._replace(experiment="bidirectional"))
+    assert drawn.answer.startswith("For which M do two copies of the model in opposite directions pay, if B takes")
+
+
 def test_a_point_that_was_planned_again_is_its_younger_run(tmp_path):
     write_plan(tmp_path, "1_mine", "mine", {"old": ["chunks=2"], "other": ["chunks=4"]})
     write_plan(tmp_path, "2_mine", "mine", {"new": ["tracking=disabled", "chunks=2"]})

@@ -150,6 +150,7 @@ def test_a_wrong_configuration_or_sweep_has_all_its_problems_before_anything_sta
 WRONG = {
     ("schedule=gpip",): "schedule/gpip' (did you mean gpipe?)",
     ("colour=red",): "colour",
+    ("seconds=5",): "Key 'seconds' not in",  # it is one of microp.profile's
     ("chunks=1,2",): "chunks",
     ("-m", "chunks=1,2"): "-m",
     ("partition.share=.8",): "partition.share=0.8 is not used by partition=uniform: it has no keys",
@@ -163,6 +164,7 @@ def test_what_cannot_be_composed_is_one_problem_in_one_line(words):
             function(*words)
         [problem] = refused.value.problems
         assert WRONG[words] in problem
+        assert "did you mean seconds?" not in problem
         assert problem.isprintable()
 
 

@@ -103,6 +103,7 @@ FILES: dict[str, str | bytes] = {
     **{"a.file": "this is a file\n"},
     **{"text.txt": "some text " * 100, "tokens.bin": bytes([0, 1] * 500), "odd.bin": "odd"},
     "deadlock.csv": "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
+    "self.csv": "(0F0;0B0),0F1,0B1\n1F0,1B0,1F1,1B1\n",
     "frozen.csv": "0F0,0F1,0B0,0B1\n1F0,1I0,1F1,1I1\n",
     "other.csv": "0F0,0B0\n1F0,1B0\n2F0,2B0\n",
     "header.txt": "# microp schedule mine chunks=four ranks=2\n",

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from configs import config, problems, warnings
 
-from microp.config import job_of, make_job, plain, profile_command, typed_folder
+from microp.config import compose_config, job_of, make_job, plain, profile_command, read_config, typed_folder
 from microp.job import question_id, run_id
 from microp.schedule import to_text
-from microp.schedule.builders import gpipe, two_bp
+from microp.schedule.builders import gpipe, interleaved, two_bp
 from microp.simulator import closed_forms
 from microp.system import CONF
 
@@ -59,7 +59,8 @@ def test_defaults_are_those_of_the_readme(monkeypatch):
 
 
 OWN = """
-from microp.schedule.builders import gpipe
+from microp.schedule.builders import builder_of, gpipe
+def of_another(ranks, chunks, of, **keys): return builder_of(of)(ranks, chunks, **keys)
 def f(ranks, chunks, group=2): return gpipe(ranks, chunks, "fifo")
 """
 
@@ -80,6 +81,11 @@ def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(monkey
     derived = job_of("schedule=two_bp", "schedule.of=own_builders.f", "schedule.group=3").schedule
     assert (derived.name, derived.ranks) == ("two_bp_own_builders.f", two_bp(2, 4, of="gpipe").ranks)
     assert closed_forms.held_peak(derived) is None
+    (tmp_path / "schedule").mkdir()
+    (tmp_path / "schedule" / "mine.yaml").write_text("name: mine\nbuilder: own_builders.of_another\nof: interleaved\n")
+    words = "schedule=mine", "schedule.stages_per_rank=3"
+    derived = make_job(read_config(compose_config(*words, folder=tmp_path))).schedule
+    assert (derived.name, derived.ranks) == ("mine", interleaved(2, 4, 3).ranks)
 
 
 def test_2bp_has_the_keys_of_the_schedule_that_it_is_of_and_the_run_ids_that_it_had():

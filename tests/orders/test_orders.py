@@ -132,6 +132,7 @@ def test_pairs_of_an_order_against_all_choices_of_pairs():
         costs = Costs(*map(tuple, (forward, backward, weight)), pair=tuple(pair), latency=random.randint(0, 2))
         time, found = paired([schedule], costs, inf)
         assert time == makespan(simulate(validate(found), costs))
+        assert (found.name == "found") == ((found.ranks, found.pairs) != (schedule.ranks, schedule.pairs))  # no forms
         best = min(least_with_pairs(order, costs) for order in (schedule, replace(found, pairs=frozenset())))
         worse += time > best
         assert time <= 1.1 * best

@@ -14,14 +14,14 @@ from random_schedules import random_costs, random_schedule
 from microp.schedule import Op, Schedule
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import Costs, calibrate, calibrate_steps, for_stages, replay, replay_steps, schedule_of, simulate
-from microp.simulator.link_model import Asynchronous
+from microp.simulator.link_model import LinkModel
 from microp.trace import Actions, Span, StepTrace, makespan
 from microp.worker.trainer import action_times
 
 
 def uneven_costs(random: Random, schedule: Schedule) -> Costs:
     """Integers, Fractions or both; a hop is 0, the same everywhere, or each its own, and nothing else."""
-    return replace(random_costs(random, schedule, Asynchronous()), spared=(), boundary=(), bandwidth=1)
+    return replace(random_costs(random, schedule, LinkModel()), spared=(), boundary=(), bandwidth=1)
 
 
 def assert_same_spans(schedule: Schedule, costs: Costs) -> None:
@@ -81,7 +81,7 @@ def test_any_schedule(whole):
         costs = uneven_costs(random, schedule)
         assert_same_spans(schedule, costs)
         assert_same_costs(schedule, costs)
-        bandwidth = random_costs(random, schedule, Asynchronous())  # a hop is latency and size over bandwidth
+        bandwidth = random_costs(random, schedule, LinkModel())  # a hop is latency and size over bandwidth
         assert_same_spans(schedule, replace(bandwidth, spared=()))
 
 

@@ -52,9 +52,12 @@ def _is_form(schedule: Schedule, costs: Costs) -> bool:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_makespan_and_bubble(name: str) -> None:
+def test_makespan_and_bubble(name: str, whole: bool) -> None:
+    """Of some orders, with `--whole` of all that the catalogue has, too."""
     rng = random.Random(name)
     orders = [_random_schedule(name, rng) for _ in range(TRIALS)]
+    if whole:
+        orders += [build(*numbers) for build in BUILDERS[name] for numbers in lengths(name, whole=True)]
     assert sum(_is_form(order, _random_costs(order, rng)) for order in orders) >= TRIALS // 12
 
 
@@ -70,11 +73,11 @@ def test_makespan_and_bubble_with_recomputation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe_v", "dualpipe"])
-def test_makespan_and_bubble_with_pairs(name: str) -> None:
+def test_makespan_and_bubble_with_pairs(name: str, whole: bool) -> None:
     """Pairs with a time of their own, from the longer of the two actions to their sum."""
     rng = random.Random(name)
     known = 0
-    for ranks, chunks in lengths(name):
+    for ranks, chunks in lengths(name, whole=whole):
         if name == "interleaved":
             knobs = {"stages_per_rank": rng.randint(1, 3), "extra_warmup": rng.randint(1, 3), "overlap": True}
             schedule = schedules.interleaved(ranks, chunks, **knobs)
@@ -129,10 +132,10 @@ def test_makespan_of_1f1b_with_one_heavy_stage() -> None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_in_flight_and_held_peaks(name: str) -> None:
+def test_in_flight_and_held_peaks(name: str, whole: bool) -> None:
     known = {"in flight": 0, "held": 0}
     for build in BUILDERS[name]:
-        for ranks, chunks in lengths(name):
+        for ranks, chunks in lengths(name, whole=whole):
             schedule = build(ranks, chunks)
             loops = schedule.depth // ranks * schedule.slices
             in_flight = closed_forms.in_flight_peak(schedule)
@@ -190,19 +193,19 @@ def test_a_heavy_first_stage_is_cheaper_than_a_heavy_last_one() -> None:
 # --- interleaved in groups, with another warmup --------------------------------------------------------
 
 
-def _interleaved_shapes() -> Iterator[tuple[int, int, Schedule]]:
-    """K, G and the order for every group, warmup and extra warmup of small shapes."""
-    for ranks, loops in product((2, 3, 4), (2, 3)):
+def _interleaved_shapes(most: int) -> Iterator[tuple[int, int, Schedule]]:
+    """K, M mod G and the order for every group, warmup and extra warmup of up to so many ranks."""
+    for ranks, loops in product(range(2, most + 1), (2, 3)):
         for chunks in range(ranks, 3 * ranks + 3):
             for group, warmup, extra in product(range(ranks, chunks + 1), ("single", "double"), (0, 1)):
                 order = schedules.interleaved(ranks, chunks, loops, group, extra, schedules.Warmup(warmup))
                 yield ranks, chunks % group, order
 
 
-def test_a_last_round_below_the_number_of_ranks_is_longer_or_deadlocks() -> None:
+def test_a_last_round_below_the_number_of_ranks_is_longer_or_deadlocks(whole: bool) -> None:
     """Where no round is, the closed form holds for every group and warmup."""
     found = Counter()
-    for ranks, left, order in _interleaved_shapes():
+    for ranks, left, order in _interleaved_shapes(8 if whole else 4):
         costs = Costs((10,) * order.stages, (20,) * order.stages)
         form = (order.chunks * order.stages // ranks + ranks - 1) * 30
         if 0 < left < ranks:

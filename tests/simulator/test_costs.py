@@ -25,7 +25,7 @@ from microp.simulator import (
     stage_bytes,
     weight_bytes,
 )
-from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
+from microp.simulator.link_model import LinkModel, Rendezvous, SenderBusy, SerialLink
 from microp.trace import makespan
 
 
@@ -159,11 +159,11 @@ def drawn(spans, ranks: int) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("transfer", "forward", "hop", "rows"),
     [
-        (Asynchronous(), 1, 2, ("0123", "...0123")),
+        (LinkModel(), 1, 2, ("0123", "...0123")),
         (SenderBusy(), 1, 2, ("0..1..2..3", "...0..1..2..3")),
         (SerialLink(), 1, 2, ("0123", "...0.1.2.3")),
         (Rendezvous(), 1, 2, ("0123", "...0..1..2..3")),
-        (Asynchronous(), 2, 1, ("00112233", "...00112233")),
+        (LinkModel(), 2, 1, ("00112233", "...00112233")),
         (SenderBusy(), 2, 1, ("00.11.22.33", "...00.11.22.33")),
         (SerialLink(), 2, 1, ("00112233", "...00112233")),
         (Rendezvous(), 2, 1, ("00112233", "...00.11.22.33")),
@@ -182,7 +182,7 @@ def test_a_core_each_is_the_plain_simulation():
     for _ in range(60):
         schedule = random_schedule(random)
         overhead = tuple(random.randint(0, 3) for _ in range(schedule.stages))
-        costs = replace(random_costs(random, schedule), transfer=Asynchronous(), overhead=overhead)
+        costs = replace(random_costs(random, schedule), transfer=LinkModel(), overhead=overhead)
         plain, shared = simulate(schedule, costs), simulate_on_cores(schedule, costs, lambda _: 1.0)
         assert np.allclose(plain.start.astype(float), shared.start)
         assert np.allclose(plain.end.astype(float), shared.end)

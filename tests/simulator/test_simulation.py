@@ -14,13 +14,13 @@ from random_schedules import random_cases, random_schedule
 from microp.schedule import Action, Op, Schedule, builders
 from microp.schedule.builders import chimera, dualpipe, gpipe, one_f_one_b
 from microp.simulator import LINK_MODELS, Costs, critical_path, for_stages, replay, simulate, step_times, unit_shares
-from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
+from microp.simulator.link_model import LinkModel, Rendezvous, SenderBusy, SerialLink
 from microp.trace import Span, ends_at, makespan, reductions
 
 RULES = pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
 
 
-class SomeDelay(Asynchronous):
+class SomeDelay(LinkModel):
     """The rule of a pure delay, by the code for rules in general."""
 
 
@@ -142,7 +142,7 @@ def test_a_pure_delay_has_the_times_and_causes_of_the_rules_in_general(unit, sma
         times = [tuple(random.randint(0, 2) * unit for _ in range(schedule.stages)) for _ in range(3)]
         hop = random.randint(0, 2) * unit
         quick, general = (
-            simulate(schedule, Costs(*times, latency=hop, transfer=rule)) for rule in (Asynchronous(), SomeDelay())
+            simulate(schedule, Costs(*times, latency=hop, transfer=rule)) for rule in (LinkModel(), SomeDelay())
         )
         assert list(quick) == list(general)
         assert quick.cause.tolist() == general.cause.tolist()

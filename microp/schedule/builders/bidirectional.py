@@ -37,7 +37,7 @@ def dualpipe(ranks: int, chunks: int) -> Schedule:
     Raises:
         ValueError: `ranks` or `chunks` is odd, or there are fewer than 2K chunks.
     """
-    _needs("dualpipe", ranks, chunks, 2 * ranks)
+    _needs("dualpipe", ranks, chunks, 2 * (ranks + ranks % 2))
     order = rows(_dualpipe_row(rank, ranks, chunks) for rank in range(ranks))
     return Schedule("dualpipe", chunks, order, copies=2, pairs=overlapped(order, apart=[ranks // 2 - 1, ranks // 2]))
 

@@ -65,12 +65,15 @@ def build(builder: Builder, ranks: int, chunks: int) -> Schedule:
     raise AssertionError(builder)
 
 
-def lengths(name: str, most: int = 8) -> Iterator[tuple[int, int]]:
-    """(ranks, chunks) on which the builder is defined: K in 1 .. 8, M in 1 .. 3K+2, from K = 5 on around multiples."""
+def lengths(name: str, most: int = 8, whole: bool = False) -> Iterator[tuple[int, int]]:
+    """(ranks, chunks) on which the builder is defined: K in 1 .. 8, M in 1 .. 3K+2; from K = 5 on around multiples.
+
+    There `whole` has every M.
+    """
     both_ends = name in ("dualpipe", "chimera")
     for ranks in range(1, most + 1):
         for chunks in range(2 * ranks if name.startswith("dualpipe") else 1, 3 * ranks + 3):
-            if (ranks < 5 or (chunks + 1) % ranks < 4) and (not both_ends or ranks % 2 == chunks % 2 == 0):
+            if (whole or ranks < 5 or (chunks + 1) % ranks < 4) and (not both_ends or ranks % 2 == chunks % 2 == 0):
                 yield ranks, chunks
 
 

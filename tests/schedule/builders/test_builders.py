@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import replace
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from catalogue import BUILDERS, LOOPED, Builder, grid, label, lengths, pictured
 
 from microp.schedule import Op, from_text, from_torch_csv, to_text, to_torch_csv, validate
 from microp.schedule import builders as schedules
+from microp.simulator import Costs, even_shares, simulate
+from microp.trace import bubble_fraction
 
 CONF = Path(__file__).parents[3] / "conf" / "schedule"
 NAMED = [(name, builder) for name, builders in BUILDERS.items() for builder in builders]
@@ -19,10 +22,10 @@ each_named = pytest.mark.parametrize(("name", "build"), NAMED, ids=label)
 
 
 @each_named
-def test_every_schedule_runs_to_its_end_and_is_written_as_text(name: str, build: Builder) -> None:
-    """Of a schedule with many shapes each K and M has some of them."""
-    step = 1 + len(BUILDERS[name]) // 6
-    for ranks, chunks in islice(lengths(name), NAMED.index((name, build)) % step, None, step):
+def test_every_schedule_runs_to_its_end_and_is_written_as_text(name: str, build: Builder, whole: bool) -> None:
+    """Of a schedule with many shapes each K and M has some of them, with `--whole` all."""
+    step = 1 if whole else 1 + len(BUILDERS[name]) // 6
+    for ranks, chunks in islice(lengths(name, whole=whole), NAMED.index((name, build)) % step, None, step):
         schedule = validate(build(ranks, chunks))
         assert (len(schedule.ranks), schedule.chunks) == (ranks, chunks)
         assert schedule.name.removesuffix("_lifo").startswith(name)
@@ -66,6 +69,19 @@ def test_a_picture_of_a_docstring_or_of_the_page_is_what_the_simulator_does(name
 
 def test_the_page_draws_15_schedules() -> None:
     assert len(DRAWN) == len(BUILDERS) + 15
+
+
+def test_the_bubbles_of_the_page_are_those_of_the_simulator() -> None:
+    """At F = I = W; a row of a key is of the schedule above it."""
+    rows, name = re.findall(r"^\| `(?:schedule\.)?(\S+)` \|.* (\.\d{3}) \|", PAGE, re.M), ""
+    for first, bubble in rows:
+        key, _, value = first.partition("=")
+        name, knobs = (name, {key: {"true": True, "v": 2}.get(value, value)}) if value else (first, {})
+        order = schedules.ORDERS[name](4, 8, **knobs, **({"extra_warmup": 1} if key == "overlap" else {}))
+        times = (Fraction(4, order.depth),) * order.stages
+        spans = simulate(order, Costs(times, times, times, shares=even_shares(order)))
+        assert f"{float(bubble_fraction(spans)):.3f}" == f"0{bubble}", first
+    assert len(rows) == len(BUILDERS) + 4
 
 
 def test_rounds_that_ranks_do_not_divide_are_even_and_the_larger_come_first() -> None:
