@@ -236,7 +236,7 @@ def _along(start: Numbers, end: Numbers) -> list[Bbox]:
     if not np.isfinite([*start, *end]).all():
         return []
     steps = 1 + int(np.hypot(*(end - start)) / 4)
-    return [Bbox([spot, spot + 1]) for spot in np.linspace(start, end, steps)]
+    return [Bbox([spot - 2, spot + 2]) for spot in np.linspace(start, end, steps)]
 
 
 def line_panels(

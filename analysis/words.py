@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from microp.records import LAUNCH, RANGE_UP_TO, over_launches
-from microp.results import compare, launch_times, overlap, records
+from microp.results import NOISY, compare, launch_times, overlap, records
 
 TIME, BUBBLE = "step_ms.median", "bubble.measured"
 KIB_BELOW = 1  # MiB
@@ -87,15 +87,17 @@ def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, valu
 def is_faster(rows: pd.DataFrame, others: pd.DataFrame, value: str = TIME) -> bool:
     """Return whether a point may be called faster than another: by their launches, of one each if no steps overlap.
 
-    `rows` and `others` have one row per launch; `value` is the column of the time.
+    `rows` and `others` have one row per launch; `value` is the column of the time. Disturbed ones also differ much.
     """
+    apart = NOISY if any(own["disturbed"].any() for own in (rows, others)) else 1.0
     if _has_launches(rows) and _has_launches(others):
-        return compare(launch_times(rows, value), launch_times(others, value)).verdict == "faster"
+        found = compare(launch_times(rows, value), launch_times(others, value))
+        return found.verdict == "faster" and apart * found.ratio <= 1
     fast, slow = (
-        {end: (own[value] * own[f"step_ms.{end}"] / own[TIME]).median() for end in ("p10", "p90")}
+        {end: (own[value] * own[f"step_ms.{end}"] / own[TIME]).median() for end in ("p10", "median", "p90")}
         for own in (rows, others)
     )
-    return not overlap(slow, fast)
+    return not overlap(slow, fast, apart)
 
 
 def _has_launches(rows: pd.DataFrame) -> bool:
@@ -106,19 +108,22 @@ def _has_launches(rows: pd.DataFrame) -> bool:
 def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> tuple[list[str], pd.DataFrame]:
     """Return phrases on the fastest and the slowest of the points that the column `point` names, and a table of them.
 
-    `rows` has one row per launch. Disturbed points, which may be slow for another reason, are not ranked.
+    `rows` has one row per launch. Disturbed points, which may be slow for another reason, are
+    not ranked, unless fewer than two others are left and the slowest differs from the fastest by more than that.
     """
     table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
     if len(table) == 1:
         [point] = records(table)
         return [f"{spread(point, value, unit)}, with a bubble of {spread(point, BUBBLE)}"], table
-    calm = table[~table["disturbed"]]
+    calm, of = table[~table["disturbed"]], dict(iter(rows.groupby("point")))
+    if len(calm) < 2 and is_faster(of[table["point"].iloc[0]], of[table["point"].iloc[-1]], value):
+        calm = table
     if len(calm) < 2:
         low, high = (number(each) for each in (table[value].min(), table[value].max()))
         noisy = f"the times of {len(table)} {what} are too noisy to rank{doubts(table, value)}"
         return [f"{noisy}: {low} to {high} {unit}"], table
     left_out = f", without {len(table) - len(calm)} disturbed" if len(calm) < len(table) else ""
-    of, (first, *others) = dict(iter(rows.groupby("point"))), records(calm)
+    first, *others = records(calm)
     alike = [each["point"] for each in others if not is_faster(of[first["point"]], of[each["point"]], value)]
     alike[MOST:] = [f"{len(alike) - MOST} more"] * (len(alike) > MOST)
     rank = "least time" if alike else "fastest"

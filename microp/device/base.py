@@ -44,7 +44,7 @@ class Device(ABC):
     Attributes:
         torch_device: the device of the rank's tensors.
         mark: takes the time, in a form that `read` converts into nanoseconds.
-        overruns: the number of actions that took longer than their nominal time, if they have one.
+        overruns: the number of actions, and of sums of gradients, that took longer than their nominal time.
         work_ns: the time of the real work in actions that have a nominal time, in nanoseconds.
     """
 

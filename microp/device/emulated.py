@@ -9,7 +9,7 @@ Every action does real but small work, sends real messages and computes real gra
 waits for its deadline. Sleeping ranks leave the cores to the others. The action's message is
 stamped with the deadline, and the receiver uses it no earlier. The delay with which the host
 wakes a rank up does not count as device time (`comms.Pacer`); the time that an engine spends
-between two actions counts. An action whose work took longer than its nominal time is counted as
+between two actions counts. An action, or a sum of gradients, whose work took longer than its nominal time is counted as
 an overrun, because its duration was set by the machine. The engine's own time between two actions and the optimizer
 take their real time, or a nominal one if that is longer.
 """
@@ -97,12 +97,15 @@ class Emulated(Cpu):
         if not self._costs[0].reduction:
             return None
         deadline: int = start_ns + round(self._costs[0].reduction[stage] * 1e6)
+        self.overruns += perf_counter_ns() > deadline
         sleep_until(deadline)
         return max(deadline, perf_counter_ns())
 
     def finish_sums(self, began: Any, stages: Iterable[int]) -> None:
         if times := self._costs[0].reduction:
-            self._pacer.until(began + round(sum(times[stage] for stage in stages) * 1e6))
+            deadline = began + round(sum(times[stage] for stage in stages) * 1e6)
+            self.overruns += perf_counter_ns() > deadline
+            self._pacer.until(deadline)
 
     def finish_optimizer(self, began: Any, stages: Iterable[int]) -> None:
         if nominal_ns := sum(self._optimizer_ns[stage] for stage in stages):

@@ -72,6 +72,7 @@ class Range(NamedTuple):
     start: int
     end: int
     mark: Mark
+    waits: tuple[int, ...] = ()  # of microp's own export: when the wait for its input began and ended
 
 
 class Lane(NamedTuple):
@@ -89,6 +90,11 @@ class Lane(NamedTuple):
     def of(self, *ops: str) -> list[Range]:
         """Return the ranges of ops in the order of their starts, of equal starts the longest first."""
         return sorted((each for each in self.ranges if each.mark.op in ops), key=lambda each: (each[0], -each[1]))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its spans are those of microp's own export."""
+        return all(each.waits for each in self.of(*OPS))
 
     @property
     def name(self) -> str:
@@ -186,7 +192,10 @@ class _Events:
             if mark := self._names(name):
                 if mark.stage is None and isinstance(args.get("stage"), int):
                     mark = mark._replace(stage=args["stage"])
-                self.ranges[where].append(Range(*_times(event), mark))
+                waits = tuple(
+                    round(_number(args, key) * 1000) for key in ("wait_start", "ready") if "wait_start" in args
+                )
+                self.ranges[where].append(Range(*_times(event), mark, waits))
             if kind == "cpu_op" and not name.startswith(_MESSAGES):  # as a range of microp.marked is
                 start, end = _times(event)
                 self.operators.append(end)
@@ -246,7 +255,7 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
         columns += [np.sort(np.array(times, np.int64)) + offset for times in (events.operators, events.backwards)]
     for rank, places in parts.items():
         read = (each for where in places for each in events.ranges[where])
-        ranges = [Range(start + offset, end + offset, mark) for start, end, mark in read]
+        ranges = [each._replace(start=each.start + offset, end=each.end + offset) for each in read]
         yield Lane(path, rank, ranges, world, *columns)._replace(host=host[1] if host else "")
 
 

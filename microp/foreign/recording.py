@@ -26,19 +26,14 @@ ZEROS: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 
 
 def step_rows(traced: Traced) -> list[list[records.StepRow]]:
     """Return the rows of all steps, each with one row per rank; a recomputation is in its backward."""
-    starts = {step: min(row.spans[0].start for row in rows) for step, rows in traced.steps.items()}
-    return [
-        [_row(step, starts[step], *each) for each in zip(rows, traced.lanes, strict=True)]
-        for step, rows in traced.steps.items()
-    ]
+    return [[_row(step, *each) for each in zip(rows, traced.lanes, strict=True)] for step, rows in traced.steps.items()]
 
 
-def _row(step: int, first: int, row: RankStep, lane: Lane) -> Any:
+def _row(step: int, row: RankStep, lane: Lane) -> Any:
     lengths: dict[str, list[float]] = defaultdict(list)
     for span in row.spans:
         lengths[f"{span.stage}{span.op}"].append((span.end - span.start) / 1e6)
-    began = row.began if lane.of("step") else first  # where no range of a step says when it began
-    last = row.spans[-1].end
+    began, last = row.began, row.spans[-1].end
     wait = sum(later.start - span.end for span, later in pairwise(row.spans))  # as engine=torch counts it
     return {
         **ZEROS,

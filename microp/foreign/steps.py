@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from inspect import signature
 from itertools import pairwise, permutations
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,7 +145,8 @@ def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], 
     is_part = world not in (0, len(lanes))
     notes = [*notes, *[f"{given} are read as one whole pipeline"] * is_part]
     if all(each.mark.stage is not None for lane in lanes for each in lane.of(*OPS)):
-        return sorted(lanes, key=lambda lane: min(each.mark.stage or 0 for each in lane.of(*OPS))), notes
+        firsts = [lane.rank if lane.is_exact else min(each.mark.stage or 0 for each in lane.of(*OPS)) for lane in lanes]
+        return [lane for _, lane in sorted(zip(firsts, lanes, strict=True), key=itemgetter(0))], notes
     is_even = len({after - before for before, after in pairwise(ranks)}) == 1 and world and world % len(lanes) == 0
     if not is_even and (is_part or ranks != list(range(len(lanes)))):
         raise TraceError(f"{given} are given ({lanes[0].file}, ...), and no stages: give all ranks of one pipeline")
@@ -204,7 +206,11 @@ def _steps_of(lane: Lane) -> dict[int, RankStep]:
 def _spans(lane: Lane) -> Iterator[tuple[Mark, Span]]:
     """Yield the mark and the span of each action, without its waits: it begins where the receive before it ended."""
     receives, sends = sorted(each.end for each in lane.of("receive")), [each.start for each in lane.of("send")]
-    for opened, closed, mark in _alone(lane):
+    for opened, closed, mark, waits in _alone(lane):
+        if waits:
+            place = lane.rank, Op(mark.op), mark.stage or 0, mark.microbatch or 0
+            yield mark, Span(*place, waits[0], waits[1], opened, closed)
+            continue
         parts = [(mark, opened, closed)]
         if mark.second is not None:  # a pair is cut where its backward has the first operator, or after a third
             first, last = lane.backwards.searchsorted((opened, closed))
@@ -244,6 +250,8 @@ def _last_operator(lane: Lane, start: int, end: int) -> int:
 
 def align(found: Traced) -> Traced:
     """Return the steps on one clock; TraceError: in no step the bounds can be met."""
+    if all(lane.is_exact for lane in found.lanes):
+        return found._replace(clocks="one clock")
     files = list(dict.fromkeys(lane.file for lane in found.lanes))
     clocks, schedule = [files.index(lane.file) for lane in found.lanes], found.schedule
     steps, left_out, residual, corrected, is_late = dict[int, list[RankStep]](), list[str](), 0.0, 0.0, False
@@ -299,18 +307,21 @@ def _bounds(schedule: Schedule, rows: Sequence[RankStep], clocks: Sequence[int],
 def _moved(schedule: Schedule, rows: Sequence[RankStep], by: Sequence[int]) -> tuple[list[RankStep], int]:
     """Return a step with its clocks moved, no action before its input, and the most by which one had to be moved.
 
-    A rank waits for an input of another rank from the end of the action before, as `engine=torch` counts it; what else
-    lies between two actions is the host's time.
+    A rank waits for an input of another rank from the end of the action before, as `engine=torch` counts it, or from
+    the begin of the step, which is that of the first action where no range tells it; what else lies between two actions
+    is the host's time.
     """
     ends = {span.action: span.end + offset for row, offset in zip(rows, by, strict=True) for span in row.spans}
     step, most = list[RankStep](), 0
+    first = min(row.spans[0].start + offset for row, offset in zip(rows, by, strict=True))
     for rank, (row, offset) in enumerate(zip(rows, by, strict=True)):
-        spans, free = list[Span](), row.began + offset
+        began = first if row.began == row.spans[0].wait_start else row.began + offset
+        spans, free = list[Span](), began
         for span in row.spans:
             start, end, source = span.start + offset, span.end + offset, remote_source(schedule, rank, span.action)
             begin = max(free, start if source is None else min(max(start, ends[source]), end))
             most, wait = max(most, begin - start), begin if source is None else free
             free = max(end, begin)
             spans.append(Span(rank, *span.action, wait, begin, begin, free))
-        step.append(row._replace(spans=spans, began=row.began + offset, ended=row.ended + offset))
+        step.append(row._replace(spans=spans, began=began, ended=row.ended + offset))
     return step, most

@@ -43,8 +43,8 @@ DISTURBANCES = {
     f"emulated devices whose steps took at most {OVER_NOMINAL} times their nominal time)",
     "shared": "ranks shared a GPU (device.share=true): they took turns and sent through the host's memory",
     "parallel": "other points of its sweep ran at the same time on the same cores (parallel=true)",
-    "overruns": "more than one action in a hundred took longer than its nominal time, so they measure the machine and "
-    "not the schedule (give longer times, or a smaller model)",
+    "overruns": "actions, or sums over replicas or copies, took longer than their nominal time, more than one in a "
+    "hundred actions, so they measure the machine and not the schedule (give longer times, or a smaller model)",
     "nominal": f"the steps took more than {OVER_NOMINAL} times their nominal time; where the real work's share is "
     "large, it takes part (use model.dim=64, or longer times), else the machine was busy or the times are short",
 }

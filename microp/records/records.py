@@ -88,7 +88,7 @@ class StepRow(TypedDict, total=False):
     last_end_ns: int
     action_ms: dict[str, float]  # stage and op, as `0F` -> the mean of one
     recompute_ms: float
-    overruns: int  # actions of an emulated device that outlasted their nominal time
+    overruns: int  # actions and sums of an emulated device that outlasted their nominal time
     work_ms: float  # the real work in actions of an emulated device
     snapshot_ms: float  # to save a snapshot before the step
     # only in the memory step: `PEAKS`, and what nvidia-smi told

@@ -8,7 +8,8 @@
     chunks=16 repeat=0                                  ─► has no partner
 
 A key is *compared* if no value of it is in both groups, as `schedule` here. Two questions are a pair if they agree in
-all other keys: the groups are merged on these. The runs of one question are its launches.
+all other keys: the groups are merged on these. The runs of one question are its launches. Questions of one group that
+no key tells apart, as imported traces, have no partner.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Pairing(NamedTuple):
     keys: list[str]  # the names of keys that together tell the pairs apart
     figures: pd.DataFrame
     alone: tuple[int, int]  # the numbers of questions of A and of B that have no partner
+    rows: list[pd.DataFrame]  # the runs of A and of B that have one
 
 
 def pair_questions(a: pd.DataFrame, b: pd.DataFrame) -> Pairing:
@@ -89,7 +91,8 @@ def pair_questions(a: pd.DataFrame, b: pd.DataFrame) -> Pairing:
             and MISSING in {*texts[column]} != {MISSING}  # null for one option, no key of the other
         ]
     # 2. the pairs: questions that agree in all other columns
-    of_a, of_b = (side.drop_duplicates("question") for side in sides)
+    questions = [side.drop_duplicates("question") for side in sides]  # no key may tell them apart, as imported traces
+    of_a, of_b = (side[~side.duplicated(columns, keep=False)] for side in questions)
     pairs = of_a.merge(of_b, on=[column for column in columns if column not in compared], suffixes=("", " of b"))
     for column in compared:
         other = pairs[f"{column} of b"]
@@ -104,13 +107,14 @@ def pair_questions(a: pd.DataFrame, b: pd.DataFrame) -> Pairing:
         launches = a[a["question"] == pair["question"]], b[b["question"] == pair["question of b"]]
         keys = {"pair": number, **{spelling(column): pair[column] for column in telling}}
         figures += [{**keys, **line} for figure in FIGURES.values() if (line := compare_figure(figure, *launches))]
-    alone = [{*of_a["question"]} - {*pairs["question"]}, {*of_b["question"]} - {*pairs["question of b"]}]
+    paired = {*pairs["question"]}, {*pairs["question of b"]}
     return Pairing(
         compared=[column for column in columns if column in compared],
         same=[column for column in columns if texts[column].nunique() == 1],
         keys=list(map(spelling, telling)),
         figures=pd.DataFrame(figures, dtype=object),
-        alone=(len(alone[0]), len(alone[1])),
+        alone=(len(questions[0]) - len(paired[0]), len(questions[1]) - len(paired[1])),
+        rows=[side[side["question"].isin(own)] for side, own in zip((a, b), paired, strict=True)],
     )
 
 

@@ -113,8 +113,7 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             what = "emulated process" if one.summary["device"] == "emulated" else "process"
             faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
             slow, fast = sorted((one.summary["step_ms"], best.summary["step_ms"]), key=lambda step: -step["median"])
-            is_small = slow["median"] < NOISY * fast["median"] or overlap(slow, fast)
-            is_noise = is_small and (one.disturbed or best.disturbed)
+            is_noise = (one.disturbed or best.disturbed) and overlap(slow, fast, NOISY)
             if is_noise or alone_ms > best_ms * _ranks(best):  # more than as many times as there are ranks is noise
                 faster, is_single = "too noisy to say which is faster", False
             policy = best.config["checkpointing"]["name"]
@@ -127,9 +126,12 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             )
 
 
-def overlap(slow: Mapping[str, float], fast: Mapping[str, float]) -> bool:
-    """Return whether the steps of two launches overlap, by their p10 and p90: then neither is called the faster one."""
-    return slow["p10"] <= fast["p90"]
+def overlap(slow: Mapping[str, float], fast: Mapping[str, float], apart: float) -> bool:
+    """Return whether neither of two launches is the faster one: by their p10 and p90, or the medians' ratio is small.
+
+    `apart`: the least ratio of the medians, which is `NOISY` if one of them is disturbed, and else 1.
+    """
+    return slow["p10"] <= fast["p90"] or slow["median"] < apart * fast["median"]
 
 
 def _mark(row: PointRow) -> str:

@@ -24,6 +24,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from microp import results
+from microp.foreign import FOREIGN
 from microp.terminal.columns import Column, counted, number, paragraph, show
 from microp.terminal.console import out, warn
 
@@ -49,7 +50,8 @@ def pairing_of(a: results.Group, b: results.Group) -> results.Pairing:
         compared = ", ".join(map(results.spelling, pairing.compared)) or "nothing"
         raise results.SelectionError(
             f"no question of {a.word} agrees with one of {b.word} in everything but {compared}: "
-            "run the same questions on both sides, or choose groups that differ in one key"
+            "run the same questions on both sides, or choose groups that differ in one key; imported traces that no "
+            "key tells apart are named by their ids"
         )
     return pairing
 
@@ -57,10 +59,14 @@ def pairing_of(a: results.Group, b: results.Group) -> results.Pairing:
 def show_comparison(a: results.Group, b: results.Group, limit: int) -> None:
     """Print the comparison of two groups, of at most `limit` pairs of questions (0: all); raises as `pairing_of`."""
     pairing = pairing_of(a, b)
+    a, b = (group._replace(rows=rows) for group, rows in zip((a, b), pairing.rows, strict=True))
     _show_groups(pairing, a, b)
     figures = pairing.figures
     sides = [row for group in (a, b) for row in results.records(group.rows)]
-    if reason := results.unscaled({key.removeprefix("config."): row[key] for key in row} for row in sides):
+    reason = results.unscaled({key.removeprefix("config."): row[key] for key in row} for row in sides)
+    if any(row["config.engine.name"] == FOREIGN for row in sides):
+        reason = "an imported trace tells neither model nor batch: compare those of the same"
+    if reason:
         warn(reason)
     of_samples = "config.batch_size" in pairing.compared and "samples_per_s" in {*figures["figure"]}
     decides = "samples_per_s" if of_samples else "step_ms"

@@ -50,7 +50,8 @@ def _slices_and_arrows(
     for index, span in enumerate(spans):
         place = {"pid": number, "tid": span.rank}
         start, end = (float(time - begin) / microsecond for time in (span.start, span.end))
-        details = {"stage": span.stage, "microbatch": span.microbatch, "ready": float(span.ready - begin) / microsecond}
+        waits = {key: float(getattr(span, key) - begin) / microsecond for key in ("wait_start", "ready")}
+        details = {"stage": span.stage, "microbatch": span.microbatch, **waits}
         yield {
             **place,
             "ph": "X",

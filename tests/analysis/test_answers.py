@@ -179,6 +179,9 @@ def test_between_names_there_is_no_line_and_groups_are_in_the_order_of_their_val
     assert said.index("0.1: ") < said.index("0.2: ")
 
 
+P10, P90 = "step_ms.p10", "step_ms.p90"
+
+
 def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     rows = own(tmp_path, (1.0,), disturbed=True)
     said = sweep.answer(rows, ["chunks"])
@@ -186,6 +189,12 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     assert said.endswith(ONE)
     said = sweep.answer(rows.assign(disturbed=rows["chunks"] == 8), ["chunks"])
     assert said.startswith("The times of 2 points are too noisy to rank (disturbed: 1 of 2): 135 to 180 ms per step. ")
+    threefold = rows.assign(
+        **{end: rows[end] * (1 + 2 * (rows["chunks"] == 2)) for end in ("step_ms.median", P10, P90)}
+    )
+    said = sweep.answer(threefold, ["chunks"])
+    assert said.startswith("Fastest of 2 points (disturbed: 2 of 2): 8 with 135 ms per step (disturbed), with ")
+    assert "; slowest: 2 with 540 ms per step (disturbed). " in said
     more = pd.concat([rows, rows.assign(chunks=rows["chunks"] + 1)])  # 2, 8, 3 and 9
     said = sweep.answer(more.assign(disturbed=more["chunks"] != 3), ["chunks"])
     assert said.startswith("The times of 4 points are too noisy to rank (disturbed: 3 of 4): 135 to 180 ms per step. ")

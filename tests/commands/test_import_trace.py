@@ -5,7 +5,7 @@ from user import microp, ran
 
 from microp import Run, load_runs
 from microp.schedule import from_torch_csv
-from microp.schedule.builders import one_f_one_b, zb_h1
+from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
 from microp.simulator import for_stages, simulate
 
 PROGRAM = "microp.import_trace"
@@ -14,13 +14,17 @@ PROGRAM = "microp.import_trace"
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a trace of two steps of 1F1B, on two ranks with four microbatches, in milliseconds."""
+    write_trace(tmp_path / "spans.csv", one_f_one_b(2, 4), 10)
+    return tmp_path
+
+
+def write_trace(path, schedule, forward):
     lines = ["rank,op,stage,microbatch,step,start,end"]
     for step in range(2):
-        for span in simulate(one_f_one_b(2, 4), for_stages(2, forward=10, backward=20, latency=1)):
+        for span in simulate(schedule, for_stages(2, forward=forward, backward=20, latency=1)):
             moments = f"{span.start + 200 * step},{span.end + 200 * step}"
             lines.append(f"{span.rank},{span.op},{span.stage},{span.microbatch},{step},{moments}")
-    (tmp_path / "spans.csv").write_text("\n".join(lines))
-    return tmp_path
+    path.write_text("\n".join(lines))
 
 
 def test_a_trace_becomes_a_run(folder):
@@ -42,6 +46,20 @@ def test_a_trace_becomes_a_run(folder):
     drawn = microp("outputs/runs/mine", folder=folder, program="analysis.timeline")
     assert (drawn.returncode, "measured 154 ms" in drawn.stdout) == (0, True)
     assert "mirrored rank0, rank1, summary" in microp("--mode=offline", folder=folder, program="microp.tracking").stdout
+
+
+def test_traces_that_no_key_tells_apart_have_no_partner(folder):
+    """Of two of 1F1B and one of GPipe it is not known which belong together; two named by their ids are compared."""
+    for name, build, forward in (("a", one_f_one_b, 10), ("b", one_f_one_b, 11), ("c", gpipe, 12)):
+        write_trace(folder / "spans.csv", build(2, 4), forward)
+        microp("spans.csv", "--name", name * 3, folder=folder, program=PROGRAM)
+    for words in (["schedule=1f1b", "schedule=gpipe"], ["aaa", "ccc"]):
+        done = microp("--compare", *words, folder=folder, program="microp.runs")
+        by_filter = words[0] != "aaa"
+        assert done.returncode == 2 * by_filter
+        said = "traces that no key tells apart are named by their ids" if by_filter else "tells neither model nor batch"
+        assert said in " ".join(done.stderr.split())
+        assert "time per step" not in done.stdout
 
 
 def test_what_if_profile_and_csv(folder):

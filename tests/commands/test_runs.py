@@ -198,6 +198,9 @@ def test_what_did_not_finish_or_was_disturbed_is_said(asked):
     assert code == 0
     assert "B: 1 run that did not finish left out" in err
     assert "A: the timing of 1 of 1 launch was disturbed (spread 450 %)" in err
+    _, out, err = asked("--compare", "schedule=naive,1f1b chunks=4,8", "schedule=gpipe chunks=8")
+    assert "A: 3 launches, 2 questions without a partner" in out
+    assert "disturbed" not in err  # naive has none
 
 
 def test_a_comparison_as_csv(asked):

@@ -9,7 +9,7 @@ from one_process import assert_near, by_one_process, by_threads
 
 from microp.records import disturbances, read_rows, read_spans, summarise
 from microp.schedule import Action, Op, uniform
-from microp.schedule.builders import dualpipe, dualpipe_v, interleaved, one_f_one_b, zb_h1
+from microp.schedule.builders import chimera, dualpipe, dualpipe_v, interleaved, one_f_one_b, zb_h1
 from microp.settings import DeviceSettings
 from microp.simulator import Costs, closed_forms, nominal_costs
 from microp.trace import makespan
@@ -71,7 +71,8 @@ def test_recomputation(given, checkpointing, recompute, spared):
 
 
 def run(tmp_path, checkpointing="never", **device):
-    given = {"schedule": one_f_one_b(2, 4), "batch_size": 8, "steps": 4, "device": settings(**device)}
+    schedule, replicas = device.pop("schedule", one_f_one_b(2, 4)), device.pop("replicas", 1)
+    given = {"schedule": schedule, "replicas": replicas, "batch_size": 8, "steps": 4, "device": settings(**device)}
     job = small_job(checkpointing, **given, backend="threads")
     run_threads(job, tmp_path)
     return job, read_spans(tmp_path), summarise(job, tmp_path, "finished")
@@ -118,14 +119,22 @@ def test_a_step_with_pairs_lasts_what_its_closed_form_says(tmp_path):
         assert (times[backward].end - times[forward].start) / 1e6 >= 7
 
 
-def test_overruns_are_counted_and_said(tmp_path):
-    """Rank 1 is told to take no time at all."""
-    _, _, summary = run(tmp_path, forward_ms=[30.0, 0.0], backward_ms=[30.0, 0.0])
-    rank_0, rank_1 = ([row["overruns"] for row in read_rows(tmp_path, r) if row["phase"] == "measured"] for r in (0, 1))
-    assert rank_1 == [8] * 4
-    assert min(rank_0) < 8  # none, unless the machine stands still for 30 ms
-    counted = sum(rank_0) + sum(rank_1)
-    assert (summary["overruns"], summary["actions"]) == (counted, 4 * 16)
+@pytest.mark.parametrize(
+    ("given", "each", "actions"),
+    [
+        ({"forward_ms": [30.0, 0.0], "backward_ms": [30.0, 0.0]}, 8, 16),
+        ({"forward_ms": 9.0, "backward_ms": 9.0, "reduce_ms": [90.0, 0.0], "replicas": 2}, 1, 32),
+        ({"forward_ms": 9.0, "backward_ms": 9.0, "reduce_ms": 0.0, "schedule": chimera(2, 4)}, 1, 16),
+    ],
+    ids=["actions", "sums over replicas", "sums over copies"],
+)
+def test_overruns_are_counted_and_said(tmp_path, given, each, actions):
+    """Rank 1, or its sums, are told to take no time at all."""
+    _, _, summary = run(tmp_path, **given)
+    rows = [[row for row in read_rows(tmp_path, rank) if row["phase"] == "measured"] for rank in range(actions // 8)]
+    assert all(row["overruns"] >= each for row in rows[1])  # no more, unless the machine stands still
+    counted = sum(row["overruns"] for of_rank in rows for row in of_rank)
+    assert (summary["overruns"], summary["actions"]) == (counted, 4 * actions)
     assert f"{counted} overruns" in [disturbance.text for disturbance in disturbances(summary, {})]
 
 
