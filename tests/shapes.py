@@ -244,6 +244,10 @@ def experts_by_index(own, x):
     return x + total.view_as(x)
 
 
+either_weight = does(lambda own, x: torch.tanh(x @ (own.w if x.sum() > 0 else own.v)), w=matrix, v=matrix)
+twice("block_that_runs_twice", does(lambda own, x: own.block(own.block(x)), block=either_weight), **UNDIVIDED)
+
+
 @layer(UNDIVIDED, inside=linear, shift=lambda: nn.Parameter(torch.zeros(WIDTH)))
 def passed_by_chance(own, x):
     """A part that is passed over by chance, as Python draws."""
@@ -355,6 +359,11 @@ def transposed() -> nn.Module:
 
 
 twice("transposed_weight", transposed, **NOT_BITS)
+twice(
+    "weight_in_a_larger_tensor",
+    changed(dense, lambda made: setattr(made[0].weight, "data", matrix(WIDTH, 2 * WIDTH).data[:, WIDTH:])),
+    **NOT_BITS,
+)
 twice(
     "channels_last",
     does(
@@ -955,6 +964,23 @@ def easy_tokens_left_out(logits, targets):
 def hardest_tokens_of_many(logits, targets):
     errors = each_error(logits, targets).flatten()
     return errors.topk(min(len(errors), max(32, len(errors) // 4))).values.mean()
+
+
+@refuse("mean over the rows")
+def mask_beside_the_logits() -> Layers:
+    """Layers pass on which tokens count, as 0 or 1; other numbers all count."""
+
+    def loss(out: Tensor, targets: Tensor) -> Tensor:
+        mask = out[..., -1].bool()
+        return (each_error(out[..., :-1], targets) * mask).sum() / mask.sum().clamp(min=1)
+
+    def beside(own: Any, x: Tensor) -> Tensor:
+        return torch.cat([own.part(x[..., :-1]), x[..., -1:]], -1)
+
+    first = Does(
+        lambda own, x: torch.cat([own.table(x), (x != 0).to(own.table.weight)[..., None]], -1), table=embedding()
+    )
+    return stack(first, *(Does(beside, part=part) for part in (dense(), dense(), dense(), head())), loss=loss)
 
 
 def penalty_on(index: int) -> Layers:

@@ -153,6 +153,8 @@ def _check_alone(made: Layers, trial: Trial) -> None:
     kept, again = (or_none(_loss_of, made, output, targets) for _ in range(2))
     if kept and again and kept[0] != again[0] and again[0] == again[0]:
         raise ValueError(_CHANGES)
+    if kept and (problem := _mean_problem(made, output, targets, len(output))):  # it may take a part for a mask
+        raise ValueError(problem)
     trial.replay(inputs[:1].expand_as(inputs))
     other = or_none(_loss_of, made, output, targets)
     differ = kept and other and not are_equal(kept[1], other[1], size_of(kept[1]))

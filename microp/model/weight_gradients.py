@@ -97,8 +97,8 @@ def add_gradients(
     for graph in graphs:
         torch.autograd.backward(graph.roots, graph.gradients, inputs=graph.weights)
     for weight, earlier in before.items():
-        if earlier is not None and weight.grad is not None:
-            weight.grad = earlier.add_(weight.grad)
+        if earlier is not None:
+            weight.grad = earlier if weight.grad is None else earlier.add_(weight.grad)
 
 
 def _accumulate(linears: Sequence[LinearWeights], several: Collection[Tensor]) -> None:

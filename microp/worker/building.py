@@ -58,6 +58,9 @@ def open_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of these weights, of which there may be none, as one group with this learning rate."""
     group = [{"params": list(parameters)}]
+    for weight in group[0]["params"]:  # fused optimizers go through its memory, which may be a part of a larger tensor
+        if torch.empty_like(weight, device="meta").stride() != weight.stride():
+            weight.data = torch.empty_like(weight).copy_(weight.data)
     if isinstance(settings, SgdSettings):
         make = partial(torch.optim.SGD, momentum=settings.momentum)
     else:
