@@ -76,7 +76,6 @@ class Shape(NamedTuple):
     reference: str = "plain"
     bits: bool = True
     changes_buffers: bool = False  # in a forward, so that nothing can be recomputed, and replicas differ
-    is_slow: bool = False  # it meets fewer schedules
 
 
 SHAPES: dict[str, Shape] = {}
@@ -608,7 +607,7 @@ def checkpoint_of_a_function(own, x):
     return x + checkpoint(lambda y: torch.tanh(own.fc(y)) @ own.fc.weight, x, use_reentrant=False)
 
 
-@shape(is_slow=True)
+@shape
 def compiled_inside() -> Layers:
     """A child is compiled, the layer is not."""
     inner = torch.compile(nn.Sequential(linear(), nn.Tanh()), backend="aot_eager", dynamic=False)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
@@ -37,7 +37,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -162,14 +162,41 @@ def compose_config(*overrides: str, name: str = "config", folder: Path | str | N
     register(name)
     knobs = Knobs()
     try:
-        with composer(None if folder is None else Path(folder)) as searched:
-            config = compose(name, [*searched, *words])
+        given = OverridesParser.create().parse_overrides(words)
+        values = [word for word in given if _is_value(word)]
+        options = tuple(str(word.input_line) for word in given if word not in values)
+        base = _of_options(name, options) if folder is None else _composed(name, options, Path(folder))
+        config = _with_values(base, values)
         knobs.add(*read_composed(config))
     except REFUSED as error:
         raise ConfigError(refusal(error)) from error
     if knobs.problems:
         raise ConfigError(knobs.problems)
     return config
+
+
+def _composed(name: str, options: tuple[str, ...], folder: Path | None = None) -> DictConfig:
+    with composer(folder) as searched:
+        return compose(name, [*searched, *options])
+
+
+_of_options = cache(_composed)  # those of `conf/`, which does not change
+
+
+def _is_value(word: Override) -> bool:
+    """Return whether an override only sets a value, and so is none that Hydra composes with or refuses."""
+    key, changes = word.key_or_group, word.type is OverrideType.CHANGE and not word.is_sweep_override()
+    return (
+        changes and word.package is None and key not in schema.GROUPS and not key.startswith("hydra") and "/" not in key
+    )
+
+
+def _with_values(config: DictConfig, values: Iterable[Override]) -> DictConfig:
+    """Return a copy of a configuration in which these values are set."""
+    node = copy.deepcopy(config)
+    for word in values:
+        OmegaConf.update(node, word.key_or_group, word.value())
+    return node
 
 
 def is_basic(sweeper: DictConfig) -> bool:
@@ -218,10 +245,7 @@ def compose_points(config: DictConfig) -> list[Composed]:
                 raise ConfigError(problems)
             if options not in composed:
                 composed[options] = compose(config.hydra.job.config_name, [*config.hydra.overrides.hydra, *options])
-            node = copy.deepcopy(composed[options])
-            for word in words:
-                if word in values:
-                    OmegaConf.update(node, values[word].key_or_group, values[word].value())
+            node = _with_values(composed[options], (values[word] for word in words if word in values))
             points.append(Composed(list(words), node, []))
         except REFUSED as error:
             points.append(Composed(list(words), None, refusal(error)))

@@ -72,7 +72,7 @@ def test_of_very_many_lines_the_first_are_drawn(tmp_path):
 def test_any_number_of_schedules_and_ranks_can_be_read(number, ranks, tmp_path, monkeypatch):
     usual = [name.replace("dualpipe", "zb_h2") for name in looks.SCHEDULES]  # one model on a rank
     names = [*usual, LONG, "mine", "of", "others"][:number] if number > 3 else ["gpipe", LONG, "1f1b"][:number]
-    rows = list(schedule_runs(tmp_path, names, (16,), devices=("emulated",), ranks=ranks, launches=(0,)))
+    rows = list(schedule_runs(tmp_path, names, (8,), ("never",), ("emulated",), ranks, (0,)))
     for experiment in ("schedules", "rank_time"):
         assert unreadable(CASES[experiment].draw(Made(rows)).exhibits) == []
     monkeypatch.setattr(plot, "WIDTH", plot.ONE_COLUMN)
@@ -104,11 +104,11 @@ def parts_of(rows: list[dict], keys: list[str], whole: bool):
     """Yield a part for every key and every two keys, as rows of a store in which absent columns are absent.
 
     A part has one value of its keys: the first of the first part, the second of the second, and so on. Without
-    `whole`, every fifth pair of keys has a part.
+    `whole`, every tenth pair of keys has a part.
     """
     seen = set()
     for number, pair in enumerate(combinations_with_replacement(keys, 2)):
-        if not whole and number % 5 and pair[0] != pair[1]:
+        if not whole and number % 10 and pair[0] != pair[1]:
             continue
         every = list(dict.fromkeys(tuple(map(row.get, pair)) for row in rows))
         values = every[number % len(every)]

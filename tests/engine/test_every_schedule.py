@@ -45,8 +45,10 @@ def job_of(name: str, schedule, mode: str = "never", cut=uniform, **changes):
 def test_every_schedule_and_checkpointing_mode(name, whole):
     """On one rank both ends of tied weights are there; so they are with stages that are laid out as a V."""
     names = list(MODELS)
-    for turn, (mode, ranks) in enumerate([*product(CHECKPOINTING, (2, 3)), ("always", 1)]):
-        turn += turn // 4 + 2 * BUILDERS.index(name)
+    number = BUILDERS.index(name)
+    modes = [(mode, 2 + (turn + number) % 2) for turn, mode in enumerate(CHECKPOINTING)]
+    for turn, (mode, ranks) in enumerate([*(product(CHECKPOINTING, (2, 3)) if whole else modes), ("always", 1)]):
+        turn += 5 * number
         for model in names if whole else [names[turn % len(names)]]:
             schedule = next(defined(getattr(builders, name), ranks, (3, 4, 6, 8, 9)))
             if schedule.stages <= model_of(model).layers:

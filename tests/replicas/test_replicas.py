@@ -76,12 +76,12 @@ def check(job, found: list[training.Left]) -> None:
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize(("ranks", "replicas"), [(1, 3), (2, 3)])
 def test_threads(ranks, replicas, sync, whole):
-    """Every fourth schedule; the others are with the next syncs, and all are with all with `--whole`."""
+    """Every eighth schedule; the others are with the next syncs, and all are with all with `--whole`."""
     every = list(cases(replicas, ranks, SYNCS.values(), 4))
-    part = every if whole else list(cases(replicas, ranks, SYNCS.values(), 4, 4))
+    part = every if whole else list(cases(replicas, ranks, SYNCS.values(), 4, 8))
     assert {job.schedule.name for job in part} == {job.schedule.name for job in every}
     jobs = [job for job in part if job.sync == SYNCS[sync]]
-    assert len(jobs) > 2
+    assert len(jobs) > 1
     for job in jobs:
         everyone = thread_comms(job.ranks, 20, job.replicas)
         check(job, in_threads(everyone, partial(training.train_replica, job)))

@@ -64,9 +64,9 @@ def assert_same_costs(schedule: Schedule, costs: Costs) -> None:
 
 @each_builder
 def test_costs_of_simulated_spans_give_the_same_spans_again(builder, whole):
-    """For every K of at most 4 and every M; without `--whole` for every other M."""
+    """For every K of at most 4 and every M; without `--whole` for M below, at and above it, divided by it or not."""
     random = Random(label(builder))
-    for ranks, chunks in product(range(1, 5), range(1, 15) if whole else range(1, 15, 2)):
+    for ranks, chunks in product(range(1, 5), range(1, 15) if whole else (1, 2, 4, 7, 9)):
         schedule = build(builder, ranks, chunks).apart
         costs = uneven_costs(random, schedule)
         assert_same_spans(schedule, costs)
@@ -76,7 +76,7 @@ def test_costs_of_simulated_spans_give_the_same_spans_again(builder, whole):
 def test_any_schedule(whole):
     """Stages anywhere, some backwards divided and others not, tensors used in any order."""
     random = Random(12)
-    for _ in range(400 if whole else 150):
+    for _ in range(400 if whole else 80):
         schedule = random_schedule(random)
         costs = uneven_costs(random, schedule)
         assert_same_spans(schedule, costs)

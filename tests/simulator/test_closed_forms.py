@@ -15,7 +15,7 @@ from microp.schedule import builders as schedules
 from microp.simulator import Costs, closed_forms, even_shares, simulate
 from microp.trace import Span, bubble_fraction, makespan
 
-TRIALS = 250
+TRIALS = 120
 
 
 def _largest_span(spans: list[Span]) -> int:
