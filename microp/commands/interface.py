@@ -77,10 +77,15 @@ class Run:
         """The numbers of the whole run."""
         return records.read_summary(self.folder)
 
-    @cached_property
+    @property
     def disturbed(self) -> bool:
         """Whether something disturbed its timing, so that its times are not to be trusted."""
-        return bool(records.disturbances(self.summary, records.read_env(self.folder)))
+        return bool(self.disturbed_by)
+
+    @cached_property
+    def disturbed_by(self) -> str:
+        """What disturbed its timing, as `load 9.1`; empty if nothing did."""
+        return ", ".join(why.text for why in records.disturbances(self.summary, records.read_env(self.folder)))
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -110,7 +115,7 @@ class Run:
             trace.figure(shown.panels, self.summary["run_id"], Path(path), sums=shown.sums)
         predicted, replicas = self.summary.get("predicted"), self.summary["replicas"]
         lines = trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas)
-        return trace.plain(lines) + "\ndisturbed" * self.disturbed
+        return trace.plain(lines) + f"\ndisturbed: {self.disturbed_by}" * self.disturbed
 
 
 def measure(*overrides: str, folder: Path | str | None = None, **keys: Any) -> Run:

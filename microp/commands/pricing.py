@@ -55,7 +55,12 @@ _COLUMNS: tuple[tuple[str, int, Callable[[dict[str, Any]], str], str], ...] = ( 
     ("gpipe", 80, lambda price: f"{price['bubble']['gpipe']:.4f}", "the bubble as idle / total time"),
     ("megatron", 40, lambda price: f"{price['bubble']['megatron']:.4f}", "as idle / ideal time"),
     ("zero bubble", 50, lambda price: f"{price['bubble']['zero_bubble']:.4f}", "as idle / largest span of a rank"),
-    ("in flight", 70, lambda price: extremes(price["in_flight_peak"], "g"), "peak microbatches of a rank"),
+    (
+        "in flight",
+        70,
+        lambda price: extremes(price["in_flight_peak"], "g"),
+        "peak microbatches of a rank, from F to B or I",
+    ),
     ("MiB", 65, lambda price: extremes(price["peak_memory_mib"], ".1f"), ""),
 )
 
@@ -270,6 +275,11 @@ def show_prices(points: Sequence[Priced]) -> None:
         Column(name, list(map(text, prices)), importance=importance, about=f"{name}: {meaning}." if meaning else "")
         for name, importance, text, meaning in _COLUMNS
     ]
+    if any(price["reduction"] for price in prices) and len(prices) > 1:
+        sums = ["-" if (found := price["reduction"]) is None else f"{found['makespan']:g}" for price in prices]
+        results.insert(
+            1, Column("with the sums", sums, importance=85, about="with the sums: of gradients, at the end.")
+        )
     has_units = all(config["device"]["name"] in ("cpu", "cuda") and not config["profile"] for config in configs)
     if has_units and len({config["chunks"] for config in configs}) > 1:
         console.warn("a cost is of a microbatch, whatever its rows: compare bubbles, or makespans of equal chunks")

@@ -11,6 +11,7 @@ from microp.config.config import (
     compose_points,
     from_plain,
     is_basic,
+    lost_keys,
     plain,
     read_composed,
     read_config,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -43,6 +43,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
+from yaml import YAMLError
 
 from microp.config import schema
 from microp.config.errors import REFUSED, ConfigError, refusal, typed_words
@@ -132,6 +133,18 @@ def word_problems(words: Sequence[str]) -> list[str]:
         elif group in schema.GROUPS and schema.is_fixed(group, knob):
             problems.append(f"{quoted(word)} cannot be set, it says which option was chosen: use {group}=OPTION")
     return problems
+
+
+def lost_keys() -> list[str]:
+    """Return that the file that was typed loses its own keys, if its defaults list names the base behind `_self_`."""
+    typed = typed_words()
+    file = Path(typed.config_dir or SWEEPS, f"{typed.config_name}.yaml")
+    with suppress(OSError, YAMLError, OmegaConfBaseException, TypeError, AttributeError):  # Hydra says what it is
+        names = [name for name in OmegaConf.load(file).get("defaults") if name in ("_self_", *schema.KINDS)]
+        if names[:1] == ["_self_"] != names:
+            told = f"In '{typed.config_name}': _self_ stands before `{names[1]}`, which sets the file's keys again"
+            return [f"{told}: let _self_ be the last"]
+    return []
 
 
 @contextmanager

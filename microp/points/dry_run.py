@@ -22,6 +22,7 @@ from microp.results import unscaled
 from microp.terminal import Column, console, paragraph, show_columns, swept_columns
 
 TO_RUN = "to run"
+ABOUT_STEPS = "steps: with those of warm-up, and one that measures memory."
 ABOUT_TIME = "time: the predicted one of the steps, - if it is not known."
 
 
@@ -85,7 +86,7 @@ def _show_points(points: Sequence[DryPoint]) -> None:
         asked = swept_columns({key: [words.get(key, "-") for words in typed] for key in differing})
         results = [
             Column("state", [point.state for point in points], "left", 95),
-            Column("steps", [str(point.steps or "-") for point in points], importance=80),
+            Column("steps", [str(point.steps or "-") for point in points], importance=80, about=ABOUT_STEPS),
             Column("time", [_duration(point.seconds) for point in points], importance=90, about=ABOUT_TIME),
             Column("run", [point.run_id or "-" for point in points], "left", 20),
         ]

@@ -43,6 +43,7 @@ from microp.config import (
     is_basic,
     key_page,
     log_traceback,
+    lost_keys,
     plain,
     read_composed,
     read_config,
@@ -86,6 +87,8 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     if typed_words().config_name:  # a file that lacks the base lacks the callback that refuses it
         target = OmegaConf.load(CONF / f"{name}.yaml").hydra.callbacks.points._target_
         sys.argv.append(f"{CALLBACK}={target}")
+    if problems := lost_keys():
+        refuse(problems)
     asked = os.environ.get(FULL_ERROR, "0")
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors; it would print several lines and exit with code 1
     PointsCallback.began = None

@@ -55,12 +55,15 @@ def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Dis
     found: list[Disturbance] = []
     if summary["status"] != "finished":  # its times are none to rely on anyway, and its status says so
         return found
+    is_nominal = (nominal := summary.get("nominal")) is not None and nominal["step"] <= OVER_NOMINAL
+    if nominal and not is_nominal:  # first, as a table has room for one
+        share = f"{100 * nominal['work']:.0f} % real work"
+        found.append(Disturbance("nominal", f"{nominal['step']:.3f} x nominal, {share}"))
     step = summary.get("step_ms")
     if step and (spread := (step["p90"] - step["p10"]) / step["median"]) > WIDE_STEPS:
         found.append(Disturbance("spread", f"spread {100 * spread:.0f} %"))
     loads = [value for value in (env.get("load") or {}).values() if value is not None]
     ranks = summary["ranks"] * summary["replicas"]
-    is_nominal = (nominal := summary.get("nominal")) is not None and nominal["step"] <= OVER_NOMINAL
     if loads and max(loads) > max(env.get("cores") or 1, ranks) + MARGIN and not is_nominal:
         found.append(Disturbance("load", f"load {max(loads):.1f}"))
     if summary.get("shared_gpu"):
@@ -69,9 +72,6 @@ def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Dis
         found.append(Disturbance("parallel", "parallel"))
     if (overruns := summary.get("overruns") or 0) > FEW_OVERRUNS * (summary.get("actions") or 0):
         found.append(Disturbance("overruns", f"{overruns} overrun{'' if overruns == 1 else 's'}"))
-    if nominal and not is_nominal:
-        share = f"{100 * nominal['work']:.0f} % real work"
-        found.append(Disturbance("nominal", f"{nominal['step']:.3f} x nominal, {share}"))
     return found
 
 

@@ -79,8 +79,8 @@ def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
     return (
         f"the nominal times are per {', and per '.join(what[name] for name in lacking)}, so "
         f"{' and '.join(more[name] for name in lacking)} take longer{', and more rows do not' * ('row' in lacking)}: "
-        f"compare points of equal {', '.join(same[name] for name in lacking)}, or give the times of one "
-        f"{' and '.join(per)} with device.per=[{','.join(per)}]"
+        f"compare points of equal {', '.join(same[name] for name in lacking)}, or set device.per=[{','.join(per)}], "
+        f"with device.forward_ms and device.backward_ms of one {' and '.join(per)}"
     )
 
 

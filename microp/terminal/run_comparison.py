@@ -92,7 +92,9 @@ def _show_groups(pairing: results.Pairing, a: results.Group, b: results.Group) -
     sides = {"A": a, "B": b}
     for (side, group), alone in zip(sides.items(), pairing.alone, strict=True):
         rest = f", {counted(alone, 'question')} without a partner" if alone else ""
-        paragraph(f"{side}: {counted(len(group.rows), 'launch')}{rest} ({group.word})", "")
+        several = group.rows["question"].nunique()
+        of = f" of {several} questions" if several > 1 else ""
+        paragraph(f"{side}: {counted(len(group.rows), 'launch')}{of}{rest} ({group.word})", "")
     same = {results.spelling(column): results.text_of(a.rows[column].iloc[0]) for column in pairing.same}
     named = [f"{key}={same[key]}" for key in _MAIN if key in same]
     paragraph(f"same: {' '.join(named)}, {counted(len(same) - len(named), 'other key')}", "")
@@ -135,6 +137,8 @@ def _sides(figures: pd.DataFrame) -> Iterator[Column]:
     ratios = ["-" if results.is_missing(line["ratio"]) else _ratio(line["ratio"]) for line in lines]
     yield Column("A/B", ratios, importance=8, about="A/B: of timings the geometric mean over launches.")
     interval = "verdict: of timings with the 95\u00a0% interval of A/B."
+    if any(line["verdict"] == "unknown" for line in lines):
+        interval = "verdict: unknown where a side has one launch; repeat=1,2 makes others."
     yield Column("verdict", [_verdict(line) for line in lines], "left", 7, about=interval)
 
 

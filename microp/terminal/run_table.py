@@ -56,8 +56,10 @@ def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
             remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
         kinds = {reason.kind: reason.kind if several else reason.text for row in disturbed for reason in row.disturbed}
         works = [(row.summary.get("nominal") or {}).get("work", 0) for row in disturbed]
-        if max(works) > MOSTLY_WORK and kinds.keys() & {"nominal", "overruns"}:
-            remedy = "the real work takes longer than it was told: use longer times, or a smaller model"
+        if kinds.keys() & {"nominal", "overruns"}:
+            remedy += ", or with longer times"
+            if max(works) > MOSTLY_WORK:
+                remedy = "the real work takes longer than it was told: use longer times, or a smaller model"
         paragraph(f"disturbed: {which} ({', '.join(kinds.values())}); {remedy}.", style="yellow")
     for sentence in (*results.verdicts(rows), *results.one_process(rows)):
         paragraph(sentence, style="")

@@ -75,7 +75,7 @@ def test_a_disturbed_run_says_so_wherever_it_is_shown(measured, monkeypatch, tmp
     monkeypatch.setitem(run.summary, "shared_gpu", True)
     assert repr(run).endswith(", disturbed>")
     assert ", disturbed&gt;" in run._repr_html_()
-    assert run.draw(tmp_path / "step").endswith("\ndisturbed")
+    assert run.draw(tmp_path / "step").endswith(f"\ndisturbed: {run.disturbed_by}")
     assert "measured (disturbed): " in (tmp_path / "step.svg").read_text()
 
 

@@ -79,6 +79,7 @@ SWEEPS = {  # configurations for `-cn`
     "group_own": "defaults: [config, nope: x, _self_]\n",
     "list_own": "- ranks\n",
     "nobase_own": "chunks: 4\n",
+    "first_own": "defaults: [_self_, config]\nchunks: 16\n",
     "twice_own": "defaults: [config, base, _self_]\n",
     "missing_default": "defaults: [config, nosuch, _self_]\n",
     "order_own": "defaults: [override schedule: 1f1b, config, _self_]\n",

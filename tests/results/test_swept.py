@@ -4,7 +4,7 @@ import pytest
 from stored import store_run
 
 from microp.config.config import compose_config, plain, read_config
-from microp.results import SelectionError, column_named, find, same, spelling, swept
+from microp.results import SelectionError, asked, column_named, find, same, spelling, swept
 
 
 def configs(*points: str):
@@ -43,6 +43,12 @@ def test_columns_come_in_the_order_in_which_they_were_typed_and_the_launch_last(
     points = configs("chunks=2 ranks=2 model.dim=64", "chunks=4 ranks=1 model.dim=32 repeat=1")
     assert list(swept(points)) == ["ranks", "chunks", "model.dim", "repeat"]
     assert list(swept(points, ["repeat=0", "model.dim=64", "chunks=2"])) == ["model.dim", "chunks", "ranks", "repeat"]
+
+
+def test_a_key_that_was_typed_as_one_value_is_no_column_where_some_options_do_not_use_it():
+    times = {"1f1b": None, "dualpipe": 3.0, "chimera": 3.0}
+    runs = [{"schedule": {"name": name}, "device": {"name": "emulated", "reduce_ms": ms}} for name, ms in times.items()]
+    assert asked(runs, [[f"schedule={name}", "device.reduce_ms=3"] for name in times]) == {"schedule": [*times]}
 
 
 def test_what_is_the_same_is_what_was_typed_and_what_matters():
