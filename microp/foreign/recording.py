@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from microp import records, settings
-from microp.foreign.reading import Lane
-from microp.foreign.steps import FOREIGN, RankStep, Traced
+from microp.foreign.steps import FOREIGN, Traced
 from microp.job import Job
 from microp.schedule import Partition, Schedule, to_text
 from microp.trace import Span, in_flight_peak
@@ -24,32 +23,28 @@ UNKNOWN_GROUPS = ("partition", "checkpointing", "engine", "comms", "data")  # of
 ZEROS: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None}
 
 
-def step_rows(traced: Traced) -> list[list[records.StepRow]]:
+def step_rows(traced: Traced) -> list[list[Any]]:
     """Return the rows of all steps, each with one row per rank; a recomputation is in its backward."""
-    starts = {step: min(row.spans[0].start for row in rows) for step, rows in traced.steps.items()}
-    return [
-        [_row(step, starts[step], *each) for each in zip(rows, traced.lanes, strict=True)]
-        for step, rows in traced.steps.items()
-    ]
-
-
-def _row(step: int, first: int, row: RankStep, lane: Lane) -> Any:
-    lengths: dict[str, list[float]] = defaultdict(list)
-    for span in row.spans:
-        lengths[f"{span.stage}{span.op}"].append((span.end - span.start) / 1e6)
-    began = row.began if lane.of("step") else first  # where no range of a step says when it began
-    last = row.spans[-1].end
-    wait = sum(later.start - span.end for span, later in pairwise(row.spans))  # as engine=torch counts it
-    return {
-        **ZEROS,
-        **{"phase": "measured", "step": step, "rank": row.spans[0].rank, "engine": FOREIGN},
-        **{"began_ns": began, "ended_ns": row.ended, "first_start_ns": row.spans[0].start, "last_end_ns": last},
-        **{"step_ms": (row.ended - began) / 1e6, "pipeline_ms": (last - began) / 1e6, "wait_ms": wait / 1e6},
-        "ended": row.ended / 1e9 if row.ended > 10**18 else lane.file.stat().st_mtime,  # seconds since 1970
-        "optimizer_ms": row.optimizer / 1e6,
-        "compute_ms": sum(map(sum, lengths.values())),
-        "action_ms": {name: mean(values) for name, values in lengths.items()},
-    }
+    table: list[list[Any]] = [[] for _ in traced.steps]
+    for of_step, (step, ranks) in zip(table, traced.steps.items(), strict=True):
+        first = min(row.spans[0].start for row in ranks)
+        for rank, (row, lane) in enumerate(zip(ranks, traced.lanes, strict=True)):
+            lengths: dict[str, list[float]] = defaultdict(list)
+            for span in row.spans:
+                lengths[f"{span.stage}{span.op}"].append((span.end - span.start) / 1e6)
+            began = row.began if lane.of("step") else first  # where no range of a step says when it began
+            start, last = row.spans[0].start, row.spans[-1].end
+            wait = sum(later.start - span.end for span, later in pairwise(row.spans))  # as engine=torch counts it
+            times = {"step": row.ended - began, "pipeline": last - began, "wait": wait, "optimizer": row.optimizer}
+            of_step.append(
+                {f"{key}_ms": time / 1e6 for key, time in times.items()}
+                | {"phase": "measured", "step": step, "rank": rank, "engine": FOREIGN, **ZEROS}
+                | {"began_ns": began, "ended_ns": row.ended, "first_start_ns": start, "last_end_ns": last}
+                | {"compute_ms": sum(map(sum, lengths.values()))}
+                | {"action_ms": {name: mean(values) for name, values in lengths.items()}}
+                | {"ended": row.ended / 1e9 if row.ended > 10**18 else lane.file.stat().st_mtime}  # since 1970
+            )
+    return table
 
 
 def in_flight(schedule: Schedule, spans: Sequence[Span]) -> list[float]:
@@ -59,20 +54,18 @@ def in_flight(schedule: Schedule, spans: Sequence[Span]) -> list[float]:
 
 
 def record(
-    runs: Path, traced: Traced, rows: Sequence[Sequence[records.StepRow]], about: Mapping[str, Any], name: str | None
+    runs: Path, traced: Traced, rows: Sequence[Sequence[records.StepRow]], command: Sequence[str]
 ) -> tuple[Path, dict[str, Any]]:
     """Write the run folder below `runs`, and return the attempt and its summary; WriteError: that cannot be done.
 
-    The same times under the same name are the same attempt, which is not written again. `about` is what `env.json` has
-    besides; `name` is the run's folder, None for `<schedule>-m<M>-k<K>-<hash of the times>`.
+    A run's name has a hash of its times: the same trace is not recorded again. `command` is what the user typed.
     """
-    schedule, last = traced.schedule, list(traced.steps)[-1]
+    schedule, last, ranks = traced.schedule, max(traced.steps), len(traced.lanes)
     known_by = f"{to_text(schedule)}{[row['compute_ms'] for step in rows for row in step]}"
-    digest, ranks = hashlib.sha256(known_by.encode()).hexdigest(), len(schedule.ranks)
-    run = name or f"{schedule.name}-m{schedule.chunks}-k{ranks}-{digest[:8]}"
+    uid = hashlib.sha256(known_by.encode()).hexdigest()[:12]
+    run = f"{schedule.name}-m{schedule.chunks}-k{ranks}-{uid[:8]}"
     for known in records.attempts(runs / run):
-        status = records.read_json(known / "status.json")
-        if (status["status"], status["uid"]) == ("finished", digest[:12]):
+        if records.read_status(known)["status"] == "finished":
             return known, records.read_summary(known)
     attempt = records.new_attempt(runs, run)
     # 1. what readers need of a configuration, as far as a trace tells it; a stage counts as a layer
@@ -82,11 +75,12 @@ def record(
     groups |= {"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.depth}}
     groups |= {"device": {"name": traced.device, "threads": 1}, "profile": None}
     times = {"started": rows[0][0]["ended"], "ended": rows[-1][0]["ended"], "message": None}
-    status = {"uid": digest[:12], **records.this_process(), **times}
+    status = {"uid": uid, **records.this_process(), **times}
     machine = dict.fromkeys(("cores", "commit", "experiment")) | {"processor": "", "packages": {}, "gpus": []}
     records.write_json(attempt / "status.json", {**status, "status": "running"})
     records.write_text(attempt / "config.yaml", yaml.safe_dump(groups))
-    records.write_json(attempt / "env.json", {**machine, "overrides": [], "wandb_agent": {}, **about})
+    about = {"command": command, "notes": traced.notes, "clocks": traced.clocks, "overrides": [], "wandb_agent": {}}
+    records.write_json(attempt / "env.json", machine | about)
     # 2. its steps, and the trace of the last one
     records.write_schedule(attempt, schedule)
     for rank, row in enumerate(traced.steps[last]):
@@ -98,7 +92,7 @@ def record(
     # 3. its numbers, without those of the job that a trace does not tell
     model, partition = settings.MlpSettings(FOREIGN, schedule.depth, 8, "float32"), Partition((1,) * schedule.depth)
     engine, sync = settings.EngineSettings(FOREIGN, False), settings.SyncSettings("flat", "library")
-    trained: Any = (schedule.chunks, len(rows), 0, 0.0, 0, engine, sync, 1, None, digest[:12])
+    trained: Any = (schedule.chunks, len(rows), 0, 0.0, 0, engine, sync, 1, None, uid)
     data, device = settings.SyntheticSettings("synthetic"), settings.DeviceSettings(traced.device, 1)
     job = Job(run, schedule, partition, model, settings.NEVER, data, device, "gloo", 0.0, *trained)
     summary = records.summarise(job, attempt, "finished")
