@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from microp import foreign, trace
-from microp.config import ConfigError, SimulateConfig, compose_config, make_pricing_job, read_config
+from microp.config import ConfigError, compose_config, make_pricing_job, read_config
 from microp.profiling import to_plain
 from microp.records import WriteError, read_traced_step, write_text
 from microp.schedule import Schedule, to_torch_csv
@@ -23,17 +23,12 @@ from microp.simulator import Simulated, calibrate_steps, critical_path, replay_s
 from microp.system import CommandParser, redact_words
 from microp.terminal import Column, console, counted, err, show_columns
 
-FILES = """traces of torch.profiler, one per rank of a pipeline (also .gz); Chrome or Perfetto JSON with a lane per
-rank; or CSV: rank, op, stage, microbatch, start, end"""
+FILES = "traces of torch.profiler, one per rank (also .gz), or Chrome JSON or CSV of all ranks"
 LAYERS = 8  # of a stage, if that is not known
 ASKED = re.compile(r"(schedule|partition|model|chunks|ranks)\b")  # what a word of --what-if may change
 ROWS = 32  # the most ranks of a timeline
 BUBBLES = {"gpipe, idle / total": trace.bubble_fraction, "megatron, idle / ideal": trace.megatron_bubble}
 BUBBLES["zero bubble, idle / longest span of a rank"] = trace.zero_bubble_rate
-ENGINES = """torchtitan runs it with
-  --parallelism.pipeline_parallel_schedule {1} --parallelism.pipeline_parallel_schedule_csv {0}
-(as read in its source: that schedule places the stages; not tried), torch by _load_csv of
-_PipelineScheduleRuntime, microp with schedule=file schedule.path={0}; Megatron, DeepSpeed only their own"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,7 +36,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser(prog="python -m microp.import_trace", description=main.__doc__)
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
-    add("--name", help="the run's folder in outputs/runs")
     add("--output-dir", type=Path, default=Path("outputs"), help="default: outputs")
     add("--names", type=Path, metavar="YAML", help="what the ranges of this trace are called")
     add("--replay", action="store_true", help="simulate the step with its own times, and draw both")
@@ -67,36 +61,23 @@ def count(text: str) -> int:
 
 def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) -> tuple[Schedule, Sequence[int]]:
     """Return the order that words of `microp.simulate` ask for, by default that of the trace, and its partition."""
+    if unused := [word for word in words if not ASKED.match(word)]:
+        raise foreign.TraceError(f"--what-if {unused[0]}: it takes schedule, chunks, ranks and partition")
     mine = [f"ranks={len(traced.ranks)}", f"chunks={traced.chunks}", f"model.layers={sum(layers)}"]
     if traced.name in ORDERS and not any(word.startswith("schedule=") for word in words):
         per_rank = f"schedule.stages_per_rank={traced.stages // len(traced.ranks)}"
         mine += [f"schedule={traced.name}", *[per_rank] * (traced.name in LOOPED)]
-    config = read_config(compose_config(*mine, "costs.forward=1", "costs.backward=1", *words, name="simulate"))
-    assert isinstance(config, SimulateConfig)
+    words = [*mine, "costs.forward=1", "costs.backward=1", *words]
+    config: Any = read_config(compose_config(*words, name="simulate"))
     job = make_pricing_job(config)
     if job.workload is None:
         raise foreign.TraceError(f"{sum(layers)} layers are too few for {job.schedule.stages} stages: see --layers")
-    is_same = job.schedule.depth == job.schedule.stages == traced.stages and not any(
-        word.startswith("partition") for word in words
-    )
-    return job.schedule, layers if is_same else job.workload.layers
-
-
-def _check(options: argparse.Namespace, traced: Schedule) -> None:
-    """Raise TraceError for what cannot be asked of a trace with this order."""
-    if unused := [word for word in options.what_if or [] if not ASKED.match(word)]:
-        raise foreign.TraceError(f"--what-if {unused[0]}: it takes schedule, chunks, ranks and partition")
-    if (options.what_if or options.profile) and max(traced.copies, traced.slices) > 1:
-        raise foreign.TraceError(
-            f"{traced.name} has copies of stages or slices, whose times tell none of another order: leave out "
-            "--what-if and --profile"
-        )
+    is_alike = job.schedule.depth == traced.stages and not any(word.startswith("partition") for word in words)
+    return job.schedule, layers if is_alike else job.workload.layers
 
 
 def _import(options: argparse.Namespace) -> None:
     # 1. read
-    if options.name is not None and not re.fullmatch(r"[\w-]+", options.name):
-        raise foreign.TraceError(f"--name {options.name}: use letters, digits, - and _")
     if exists := next((path for path in (options.profile, options.csv) if path and path.exists()), None):
         raise foreign.TraceError(f"{exists} is there already: give another name, or remove it")
     with err.status("reading the trace"):
@@ -109,7 +90,8 @@ def _import(options: argparse.Namespace) -> None:
         raise foreign.TraceError(f"--layers has {len(layers)} numbers for {order.stages} stages: give one per stage")
     costs, replayed = calibrate_steps(order, rows, every[middle]), replay_steps(order, [rows[middle]], every[middle])
     usual = [f"each stage has {LAYERS} layers, as --layers is not given"] * (not options.layers)
-    _check(options, order)
+    if (options.what_if or options.profile) and max(order.copies, order.slices) > 1:
+        raise foreign.TraceError(f"{order.name} has copies or slices: leave out --what-if and --profile")
     if options.what_if:
         order, sizes = _other_order(options.what_if, order, layers)
     if options.csv and max(order.copies, order.slices) > 1:
@@ -117,8 +99,7 @@ def _import(options: argparse.Namespace) -> None:
     for note in traced.notes:
         console.warn(note)
     # 2. record and show
-    about = {"command": redact_words(sys.argv), "notes": traced.notes, "clocks": traced.clocks}
-    attempt, summary = foreign.record(options.output_dir / "runs", traced, rows, about, options.name)
+    attempt, summary = foreign.record(options.output_dir / "runs", traced, rows, redact_words(sys.argv))
     _show(traced, summary, replayed)
     if len(every[-1]) <= trace.DRAWN and (step := read_traced_step(attempt, summary)):
         names = list(step.panels) if options.replay else ["measured"]
@@ -145,9 +126,9 @@ def _import(options: argparse.Namespace) -> None:
         write_text(options.csv, to_torch_csv(order))
         ranks, is_v = len(order.ranks), order.placement[order.stages - 1] == order.placement[0]
         places = "1F1B" if order.stages == ranks else "ZBVZeroBubble" if is_v else "Interleaved1F1B"
-        print(
-            f"{options.csv}: {order.stages} stages, {order.chunks} microbatches;", ENGINES.format(options.csv, places)
-        )
+        key = "--parallelism.pipeline_parallel_schedule"
+        print(f"torchtitan runs it (not tried) with {key} {places} {key}_csv {options.csv}")
+        print(f"microp with schedule=file schedule.path={options.csv}; Megatron and DeepSpeed only their own orders")
 
 
 def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) -> None:
@@ -160,10 +141,6 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     for name, bubble in BUBBLES.items():
         print(f"bubble {_spread([float(bubble(spans)) for spans in every], '.4f')}  {name}")
     print(traced.clocks)
-    if any(len(lane.operators) for lane in traced.lanes):
-        print(
-            "what the profiler costs counts as its action's: about 0.02 ms with microp.marked, else 0.05 ms per range"
-        )
     print("microbatches in flight, at most:", *(f"{peak:g}" for peak in summary["in_flight_peak"]), flush=True)
     times = {kind: [f"{value:.2f}" for value in values] for kind, values in summary["time_ms"].items() if any(values)}
     heading = Column("last step, ms", [f"rank {rank}" for rank in ranks], "left", 1)

@@ -16,15 +16,11 @@ def marked(schedule: Any) -> Iterator[Any]:
     The ranges are called `PP:1F0`: stage, F, B, I or W, microbatch. In a loop of your own wrap each action in
     `torch.profiler.record_function("PP:1F0")`, without the wait for its input and without its send.
 
-    Args:
-        schedule: any schedule of torch.distributed.pipelining; a stage, or a list of stages, will do too.
-
     Raises:
-        TypeError: it has no stages.
+        TypeError: it is no schedule of torch.distributed.pipelining.
     """
     # torch has no public name for the stages of a schedule
-    held = getattr(schedule, "_stages", None) or getattr(schedule, "_stage", None) or schedule
-    stages = held if isinstance(held, list | tuple) else [held]
+    stages = getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]
     if not all(hasattr(stage, name) for stage in stages for name in METHODS):
         raise TypeError(f"{type(schedule).__name__} is not of torch.distributed.pipelining: give a schedule")
     from microp.device import profiler_range  # those who only read traces do without torch

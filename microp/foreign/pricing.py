@@ -20,10 +20,9 @@ import numpy as np
 
 from microp import profiling
 from microp.foreign.steps import Traced
-from microp.job import Workload
 from microp.records import StepRow
 from microp.schedule import Schedule
-from microp.settings import NEVER, MlpSettings
+from microp.settings import MlpSettings
 from microp.simulator import Costs, LayerMemory, Simulated, simulate, unit_shares
 
 
@@ -34,11 +33,8 @@ def what_if(
 
     `sizes` has the layers of each of its stages, `layers` those of each stage of the `traced` order with its `costs`.
     """
-    notes = list[str]()
-    # 1. each stage's time, by its layers
-    if list(sizes) != list(layers):
-        notes.append("the time of each traced stage is spread evenly over its layers")
 
+    # 1. each stage's time, by its layers
     def regrouped(times: Sequence[float]) -> tuple[float, ...]:
         old, new, sums = ([0, *accumulate(each)] for each in (layers, sizes[: schedule.depth], times))
         return tuple(np.diff(np.interp(new, old, sums)).tolist() * schedule.copies)
@@ -52,18 +48,16 @@ def what_if(
     stages = Costs(regrouped(costs.forward), backward, weight, full=full, **hops)
     # 3. what the trace does not tell
     whole = [stage for stage, time in enumerate(costs.weight) if not time]
-    if whole and schedule.input_gradients:
-        notes.append(f"no divided backward of stages {whole}: I and W take half of a B each, as their FLOPs are equal")
-    divided, backwards = len(schedule.input_gradients), schedule.stages * schedule.chunks
-    if len(whole) < traced.stages and not costs.full and divided < backwards:
-        notes.append("no undivided backward was seen: it takes as long as I and W, though it may take less")
-    if schedule.slices > 1:
-        notes.append("slices share the time of their microbatch evenly, though later ones attend to more")
-    if schedule.copies > 1:
-        notes.append("the sum of the copies' gradients takes no time")
-    if schedule.chunks != traced.chunks:
-        notes.append(f"a microbatch keeps its size: the batch is {schedule.chunks / traced.chunks:g} times as large")
-    return simulate(schedule, stages), notes
+    has_full = len(schedule.input_gradients) < schedule.stages * schedule.chunks
+    assumed = {
+        "the time of each traced stage is spread evenly over its layers": list(sizes) != list(layers),
+        f"stages {whole} divided no backward: I and W take half of a B each": whole and schedule.input_gradients,
+        "no undivided backward was seen: it takes as long as I and W": has_full and not (whole or costs.full),
+        "slices share the time of their microbatch evenly, though later ones attend to more": schedule.slices > 1,
+        "the sum of the copies' gradients takes no time": schedule.copies > 1,
+        f"the batch is {schedule.chunks / traced.chunks:g} times as large": schedule.chunks != traced.chunks,
+    }
+    return simulate(schedule, stages), [text for text, is_so in assumed.items() if is_so]
 
 
 def profile_of(
@@ -81,18 +75,15 @@ def profile_of(
         inside = mean(per_layer[1:-1] or [min(per_layer)])
         ends = {0: own[0] - (layers[0] - 1) * inside, max(times): own[-1] - (layers[-1] - 1) * inside}
         for kind, table in times.items():
-            table[name] = (max(0.0, ends.get(kind, inside)), 2 * max(0.0, ends.get(kind, inside)))
-    # 2. the times outside of actions
-    ranks = list(zip(*steps, strict=True))
-    updates = [median(row["optimizer_ms"] for row in rank) for rank in ranks]
-    head = min(median(row["first_start_ns"] - row["began_ns"] for row in rank) for rank in ranks) / 1e6
-    tail = max(median(row["step_ms"] - row["pipeline_ms"] - row["optimizer_ms"] for row in rank) for rank in ranks)
+            time = max(0.0, ends.get(kind, inside))
+            table[name] = time, 2 * time
+    # 2. what else a machine is known by
     profile = profiling.Profile(
-        machine=profiling.Machine(traced.device, "the machine of a trace", len(ranks), "", 1),
+        machine=profiling.Machine(traced.device, "the machine of a trace", len(schedule.ranks), "", 1),
         model=model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         batch_size=rows * schedule.chunks,
-        ranks=len(ranks),
+        ranks=len(schedule.ranks),
         rows=(rows, 2 * rows),
         layers=times,
         fixed=dict.fromkeys(profiling.TIMES, (0.0, 0.0)),
@@ -100,18 +91,17 @@ def profile_of(
         checkpointed=(1.0, 1.0),
         alone=(1.0, 1.0),
         transports={"shm": profiling.Transport(_hop(schedule, costs), 0.0, float(mean(costs.overhead or [0])), 0.0)},
-        optimizer=(median(updates), 0.0),
+        optimizer=(median(row["optimizer_ms"] for step in steps for row in step), 0.0),
         edges=(0.0, 0.0),  # an emulated run has none of the traced loop's
         memory=dict.fromkeys((profiling.DIVIDED, profiling.UNDIVIDED), dict.fromkeys(times, LayerMemory(0))),
     )
     # 3. how well it fits
-    workload = Workload(schedule, tuple(layers), (rows,) * schedule.chunks, NEVER)
-    priced = profiling.stage_costs(profile, model.kinds, workload, "shm")
-    off = max(abs(mine / (own or 1) - 1) for mine, own in zip(priced.forward, costs.forward, strict=True))
+    inner = [time / count for time, count in zip(costs.forward, layers, strict=True)][1:-1]
+    off = max((abs(each / (mean(inner) or 1) - 1) for each in inner), default=0)
     return profile, [
         *["what one stage takes more than the other is its first or last layer's"] * (len(layers) == 2),
         f"its layers are alike but for the first and the last: the forwards of the stages fit within {100 * off:.0f} %",
-        f"a step is its actions and the optimizer: {head + max(0.0, tail):.3g} ms of the traced loop are left out",
+        "a step is its actions and the optimizer: the rest of the traced loop is left out",
         "a layer's time is proportional to the rows of a microbatch; a trace does not tell its memory",
         "a full backward takes as long as I and W" if schedule.input_gradients else "I and W take half of a B each",
     ]

@@ -13,7 +13,6 @@ of megabytes need little more memory than their text. A file that was cut is rea
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 import zlib
@@ -31,20 +30,17 @@ from microp.trace import Column
 
 TABLE = Path(__file__).with_name("names.yaml")
 OPS = ("F", "B", "I", "W")
-KNOWN = (*OPS, "receive", "send", "optimizer", "step")
+KNOWN = (*OPS, "receive", "optimizer", "step")
 _BETWEEN = re.compile(r"[\s,]*")
-_BEGIN = re.compile(r'\s*\[|.*?"traceEvents"\s*:\s*\[', re.DOTALL)
+_JSON, _BEGIN = re.compile(r"\s*[{\[]"), re.compile(r'\s*\[|.*?"traceEvents"\s*:\s*\[', re.DOTALL)
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*\{[^}]*?"rank"\s*:\s*(\d{1,9})\s*,\s*"world_size"\s*:\s*(\d{1,9})')
 _HOST = re.compile(r'"host_name"\s*:\s*"([^"]+)"')
 _RANK = re.compile(r"rank[ _:#-]*(\d{1,6})", re.IGNORECASE)
-_LAUNCHES = ("cuda_runtime", "cuda_driver")
 _IGNORED = ("kernel", "fwdbwd", "ac2g", "gpu_user_annotation", "gpu_memcpy", "gpu_memset")
-_MESSAGES = ("c10d::", "record_param_comms")  # operators
 _UNITS = {"_ns": 1, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "": 1e6}
 _LONGEST = 1e16  # microseconds
 _NUMBERS = ("rank", "stage", "microbatch")  # columns of a table
-CUT = "it was cut, and is read up to there"
 NONE = np.zeros((0, 3), np.int64)
 Where = tuple[str, str | None]  # process and thread
 Event = dict[str, Any]
@@ -60,7 +56,6 @@ class Mark(NamedTuple):
     op: str
     stage: int | None = None  # None: the name lacks it, as the microbatch
     microbatch: int | None = None  # or the number of a step
-    second: Mark | None = None  # the second action of a range with two
 
 
 Naming = Callable[[str], Mark | None]  # of a range
@@ -84,7 +79,6 @@ class Lane(NamedTuple):
     world: int = 0  # the number of ranks of the launch; 0: the file does not tell
     kernels: Column = NONE  # of a GPU, sorted by launch: launched, begin, end
     operators: Column = NONE[:, 0]  # when each of torch's operators ended, without messages, sorted
-    backwards: Column = NONE[:, 0]  # when each operator of a backward began, sorted
     host: str = ""  # whose clock the file has; empty: the file does not tell
 
     def of(self, *ops: str) -> list[Range]:
@@ -117,14 +111,14 @@ def read_names(own: Path | None = None) -> Naming:
 
     @cache
     def mark(name: str) -> Mark | None:
-        fits = ((match.groupdict(), op) for pattern, op in table if (match := pattern.fullmatch(name)))
-        if (fit := next(fits, None)) is None:
-            return None
-        groups, op = fit
-        texts = (groups.get(key) for key in ("stage", "microbatch", "stage2", "microbatch2"))
-        stage, microbatch, stage2, microbatch2 = (int(text) if text else None for text in texts)
-        second = Mark(groups["op2"], stage2, microbatch2) if groups.get("op2") else None
-        return Mark(groups.get("op") or op, stage, microbatch, second)
+        for pattern, op in table:
+            if match := pattern.fullmatch(name):
+                groups = defaultdict(str, match.groupdict(""))
+                texts = groups["stage"], groups["microbatch"]
+                if not all(re.fullmatch("[0-9]{0,9}", text) for text in texts):
+                    raise TraceError(f"{name[:40]}: stage and microbatch are {texts}: give numbers below 1e9")
+                return Mark(groups["op"] or op, *(int(text) if text else None for text in texts))
+        return None
 
     return mark
 
@@ -133,15 +127,12 @@ def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[s
     """Return a lane per rank, by rank, and what there is to say about the files; TraceError: one cannot be used."""
     lanes, notes = dict[int, Lane](), list[str]()
     for path in paths:
-        said = list[str]()
         try:
             data = path.read_bytes()
             if data[:2] == b"\x1f\x8b":
-                inflate = zlib.decompressobj(31)
-                data, said = inflate.decompress(data), [] if inflate.eof else [CUT]
+                data = zlib.decompressobj(31).decompress(data)
             text = data.decode("utf-8-sig", "replace")
-            is_json = text.lstrip()[:1] in ("{", "[")
-            read = list(_json_lanes(path, text, names, said) if is_json else _csv_lanes(path, text))
+            read = list(_json_lanes(path, text, names, notes) if _JSON.match(text) else _csv_lanes(path, text))
             if not any(lane.of(*OPS) for lane in read):
                 raise TraceError("it has no action: profile `with microp.marked(schedule):`, or give --names FILE")
         except (OSError, zlib.error, csv.Error) as error:
@@ -149,7 +140,6 @@ def read_lanes(paths: Sequence[Path], names: Naming) -> tuple[list[Lane], list[s
             raise TraceError(f"{path} cannot be read ({why}): give a trace") from error
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from error
-        notes += [f"{path}: {text}" for text in dict.fromkeys(said)]
         for lane in read:
             if (other := lanes.setdefault(lane.rank, lane)) is not lane:
                 raise TraceError(f"rank {lane.rank} is in {other.file} and in {path}: give each rank once")
@@ -165,7 +155,7 @@ class _Events:
         self.ranges: dict[Where, list[Range]] = defaultdict(list)
         self.called: dict[Where, str] = defaultdict(str)  # a process has no thread: None
         self.launched, self.kernels = dict[str, int](), dict[str, tuple[int, int]]()
-        self.operators, self.backwards = array("q"), array("q")
+        self.operators = array("q")
 
     def add(self, event: Event) -> None:
         where, phase, name = (str(event.get("pid")), str(event.get("tid"))), event.get("ph"), str(event.get("name"))
@@ -176,9 +166,7 @@ class _Events:
             self._begun[where].append(event)
         elif phase == "E" and self._begun[where]:
             begun = self._begun[where].pop()
-            if self._names(name := str(begun.get("name"))):
-                length = _number(event, "ts") - _number(begun, "ts")
-                self._add_slice({**begun, "dur": length}, name, where, args)
+            self.add({**begun, "ph": "X", "dur": _number(event, "ts") - _number(begun, "ts")})
         elif phase == "M" and name in ("thread_name", "process_name"):
             self.called[where[0], where[1] if name == "thread_name" else None] = str(args.get("name"))
 
@@ -186,21 +174,17 @@ class _Events:
         kind, key = event.get("cat"), str(args.get("correlation"))
         if kind == "kernel" and "nccl" not in name:
             self.kernels[key] = _times(event)
-        elif kind in _LAUNCHES:
+        elif kind in ("cuda_runtime", "cuda_driver"):
             self.launched[key] = _times(event)[0]
         elif kind not in _IGNORED:
             if mark := self._names(name):
-                if mark.stage is None and isinstance(args.get("stage"), int):
-                    mark = mark._replace(stage=args["stage"])
-                waits = tuple(
-                    round(_number(args, key) * 1000) for key in ("wait_start", "ready") if "wait_start" in args
-                )
-                self.ranges[where].append(Range(*_times(event), mark, waits))
-            if kind == "cpu_op" and not name.startswith(_MESSAGES):  # as a range of microp.marked is
-                start, end = _times(event)
-                self.operators.append(end)
-                if name.startswith("autograd::engine::"):
-                    self.backwards.append(start)
+                if mark.stage is None and isinstance(stage := args.get("stage"), int) and abs(stage) < 10**9:
+                    mark = mark._replace(stage=stage)
+                waits = ("wait_start", "ready") if "wait_start" in args else ()
+                waited = tuple(round(_number(args, key) * 1000) for key in waits)
+                self.ranges[where].append(Range(*_times(event), mark, waited))
+            if kind == "cpu_op" and not name.startswith(("c10d::", "record_param_comms")):  # no message
+                self.operators.append(_times(event)[1])
 
 
 def _times(event: Event) -> tuple[int, int]:
@@ -216,8 +200,8 @@ def _number(event: Event, key: str) -> float:
     return value
 
 
-def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterator[Lane]:
-    """Yield the lanes of a file; `said` gets what there is to say about it."""
+def _json_lanes(path: Path, text: str, names: Naming, notes: list[str]) -> Iterator[Lane]:
+    """Yield the lanes of a file; `notes` gets what there is to say about it."""
     # 1. its events, and what stands around them
     if (begin := _BEGIN.match(text)) is None:
         raise TraceError("it has no traceEvents: give a trace of torch.profiler, Chrome JSON, or CSV")
@@ -228,7 +212,7 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
         except (ValueError, RecursionError):
             break
         events.add(event)
-    said += [CUT] * (not text.startswith("]", at))
+    notes += [f"{path}: it was cut, and is read up to there"] * (not text.startswith("]", at))
     outside = text[: begin.end()] + text[at : at + 100_000]
     base, distributed, host = (each.search(outside) for each in (_BASE, _DISTRIBUTED, _HOST))
     offset, world = int(base[1]) if base else 0, int(distributed[2]) if distributed else 0
@@ -251,8 +235,8 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
     columns, launched = list[Any](), events.launched
     if len(parts) == 1:  # else it is not known whose they are
         pairs = sorted((launched[key], *times) for key, times in events.kernels.items() if key in launched)
-        columns = [np.array(pairs, np.int64).reshape(-1, 3) + offset]
-        columns += [np.sort(np.array(times, np.int64)) + offset for times in (events.operators, events.backwards)]
+        operators = np.sort(np.array(events.operators, np.int64))
+        columns = [np.array(pairs, np.int64).reshape(-1, 3) + offset, operators + offset]
     for rank, places in parts.items():
         read = (each for where in places for each in events.ranges[where])
         ranges = [each._replace(start=each.start + offset, end=each.end + offset) for each in read]
@@ -261,26 +245,21 @@ def _json_lanes(path: Path, text: str, names: Naming, said: list[str]) -> Iterat
 
 def _csv_lanes(path: Path, text: str) -> Iterator[Lane]:
     """Yield the lanes of a table, whose times are milliseconds unless they are called `start_us` and the like."""
-    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     columns = {*(reader.fieldnames or ())}
     unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}", "op", *_NUMBERS} <= columns), None)
     if unit is None:
         raise TraceError("it is neither JSON nor a CSV with the columns rank, op, stage, microbatch, start, end")
-    steps: dict[int, dict[int, list[Range]]] = defaultdict(lambda: defaultdict(list))
+    ranges: dict[int, list[Range]] = defaultdict(list)
     for number, row in enumerate(reader, 1):
         try:
-            numbers = [float(row.get(key, 0)) for key in (*_NUMBERS, "step")]
+            numbers = [float(row[key]) for key in _NUMBERS]
             start, end = (round(float(row[f"{key}{unit}"]) * _UNITS[unit]) for key in ("start", "end"))
             is_time = -1e3 * _LONGEST < start <= end < 1e3 * _LONGEST
-            if not is_time or row["op"] not in OPS or any(each < 0 or each % 1 for each in numbers):
+            if not is_time or row["op"] not in OPS or any(not 0 <= each < 1e9 or each % 1 for each in numbers):
                 raise ValueError
         except (TypeError, ValueError, OverflowError) as error:
-            takes = "it takes F, B, I or W, numbers from 0, and an end that is not before the start"
-            raise TraceError(f"row {number} is no row of spans: {takes}") from error
-        rank, stage, microbatch, step = map(int, numbers)
-        steps[rank][step].append(Range(start, end, Mark(row["op"], stage, microbatch)))
-    for rank, of_steps in steps.items():
-        ranges = [each for own in of_steps.values() for each in own]
-        for step, own in of_steps.items() if "step" in columns else ():
-            ranges.append(Range(min(own).start, max(each.end for each in own) + 1, Mark("step", microbatch=step)))
-        yield Lane(path, rank, ranges)
+            raise TraceError(f"row {number}: give F, B, I or W, numbers from 0, and an end after the start") from error
+        rank, stage, microbatch = map(int, numbers)
+        ranges[rank].append(Range(start, end, Mark(row["op"], stage, microbatch)))
+    yield from (Lane(path, rank, own) for rank, own in ranges.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ UNKNOWN_GROUPS = ("partition", "checkpointing", "engine", "comms", "data")  # of
 ZEROS: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None}
 
 
-def step_rows(traced: Traced) -> list[list[records.StepRow]]:
+def step_rows(traced: Traced) -> list[list[Any]]:
     """Return the rows of all steps, each with one row per rank; a recomputation is in its backward."""
     return [[_row(step, *each) for each in zip(rows, traced.lanes, strict=True)] for step, rows in traced.steps.items()]
 
@@ -54,20 +54,18 @@ def in_flight(schedule: Schedule, spans: Sequence[Span]) -> list[float]:
 
 
 def record(
-    runs: Path, traced: Traced, rows: Sequence[Sequence[records.StepRow]], about: Mapping[str, Any], name: str | None
+    runs: Path, traced: Traced, rows: Sequence[Sequence[records.StepRow]], command: Sequence[str]
 ) -> tuple[Path, dict[str, Any]]:
     """Write the run folder below `runs`, and return the attempt and its summary; WriteError: that cannot be done.
 
-    The same times under the same name are the same attempt, which is not written again. `about` is what `env.json` has
-    besides; `name` is the run's folder, None for `<schedule>-m<M>-k<K>-<hash of the times>`.
+    A run's name has a hash of its times: the same trace is not recorded again. `command` is what the user typed.
     """
-    schedule, last = traced.schedule, list(traced.steps)[-1]
+    schedule, last, ranks = traced.schedule, max(traced.steps), len(traced.lanes)
     known_by = f"{to_text(schedule)}{[row['compute_ms'] for step in rows for row in step]}"
-    digest, ranks = hashlib.sha256(known_by.encode()).hexdigest(), len(schedule.ranks)
-    run = name or f"{schedule.name}-m{schedule.chunks}-k{ranks}-{digest[:8]}"
+    uid = hashlib.sha256(known_by.encode()).hexdigest()[:12]
+    run = f"{schedule.name}-m{schedule.chunks}-k{ranks}-{uid[:8]}"
     for known in records.attempts(runs / run):
-        status = records.read_json(known / "status.json")
-        if (status["status"], status["uid"]) == ("finished", digest[:12]):
+        if records.read_status(known)["status"] == "finished":
             return known, records.read_summary(known)
     attempt = records.new_attempt(runs, run)
     # 1. what readers need of a configuration, as far as a trace tells it; a stage counts as a layer
@@ -77,11 +75,12 @@ def record(
     groups |= {"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.depth}}
     groups |= {"device": {"name": traced.device, "threads": 1}, "profile": None}
     times = {"started": rows[0][0]["ended"], "ended": rows[-1][0]["ended"], "message": None}
-    status = {"uid": digest[:12], **records.this_process(), **times}
+    status = {"uid": uid, **records.this_process(), **times}
     machine = dict.fromkeys(("cores", "commit", "experiment")) | {"processor": "", "packages": {}, "gpus": []}
     records.write_json(attempt / "status.json", {**status, "status": "running"})
     records.write_text(attempt / "config.yaml", yaml.safe_dump(groups))
-    records.write_json(attempt / "env.json", {**machine, "overrides": [], "wandb_agent": {}, **about})
+    about = {"command": command, "notes": traced.notes, "clocks": traced.clocks, "overrides": [], "wandb_agent": {}}
+    records.write_json(attempt / "env.json", machine | about)
     # 2. its steps, and the trace of the last one
     records.write_schedule(attempt, schedule)
     for rank, row in enumerate(traced.steps[last]):
@@ -93,7 +92,7 @@ def record(
     # 3. its numbers, without those of the job that a trace does not tell
     model, partition = settings.MlpSettings(FOREIGN, schedule.depth, 8, "float32"), Partition((1,) * schedule.depth)
     engine, sync = settings.EngineSettings(FOREIGN, False), settings.SyncSettings("flat", "library")
-    trained: Any = (schedule.chunks, len(rows), 0, 0.0, 0, engine, sync, 1, None, digest[:12])
+    trained: Any = (schedule.chunks, len(rows), 0, 0.0, 0, engine, sync, 1, None, uid)
     data, device = settings.SyntheticSettings("synthetic"), settings.DeviceSettings(traced.device, 1)
     job = Job(run, schedule, partition, model, settings.NEVER, data, device, "gloo", 0.0, *trained)
     summary = records.summarise(job, attempt, "finished")

@@ -19,16 +19,16 @@ def folder(tmp_path):
 
 
 def write_trace(path, schedule, forward):
-    lines = ["rank,op,stage,microbatch,step,start,end"]
+    lines = ["rank,op,stage,microbatch,start,end"]
     for step in range(2):
         for span in simulate(schedule, for_stages(2, forward=forward, backward=20, latency=1)):
             moments = f"{span.start + 200 * step},{span.end + 200 * step}"
-            lines.append(f"{span.rank},{span.op},{span.stage},{span.microbatch},{step},{moments}")
+            lines.append(f"{span.rank},{span.op},{span.stage},{span.microbatch},{moments}")
     path.write_text("\n".join(lines))
 
 
 def test_a_trace_becomes_a_run(folder):
-    done = microp("spans.csv", "--replay", "--name", "mine", folder=folder, program=PROGRAM)
+    done = microp("spans.csv", "--replay", folder=folder, program=PROGRAM)
     assert (done.returncode, done.stderr) == (0, "")
     for text in (
         "2 ranks, 4 microbatches, 2 steps; the order is 1f1b",
@@ -38,12 +38,12 @@ def test_a_trace_becomes_a_run(folder):
     ):
         assert text in done.stdout
     [row] = load_runs(folder / "outputs").to_dict("records")
-    assert (row["run_id"], row["schedule"], row["engine"], row["status"]) == ("mine", "1f1b", "foreign", "finished")
-    run = Run(folder / "outputs" / "runs" / "mine")
+    assert (row["schedule"], row["engine"], row["status"]) == ("1f1b", "foreign", "finished")
+    run = Run(folder / "outputs" / "runs" / row["run_id"])
     assert run.summary["bubble"]["measured"] == pytest.approx(1 - 240 / 308)
     assert "replayed 154 ms, bubble 0.221" in run.draw()
     assert "foreign" in microp("engine=foreign", "--columns=run,engine", folder=folder, program="microp.runs").stdout
-    drawn = microp("outputs/runs/mine", folder=folder, program="analysis.timeline")
+    drawn = microp(f"outputs/runs/{row['run_id']}", folder=folder, program="analysis.timeline")
     assert (drawn.returncode, "measured 154 ms" in drawn.stdout) == (0, True)
     assert "mirrored rank0, rank1, summary" in microp("--mode=offline", folder=folder, program="microp.tracking").stdout
 
@@ -92,7 +92,6 @@ def test_what_if_profile_and_csv(folder):
         (["spans.csv", "--layers", "4"], "--layers has 1 numbers for 2 stages"),
         (["spans.csv", "--layers", "4,x"], "argument --layers: x: give numbers from 1"),
         (["spans.csv", "--rows", "0"], "argument --rows: 0: give numbers from 1"),
-        (["spans.csv", "--name", "a/b"], "--name a/b: use letters"),
         (["spans.csv", "--what-if", "schedule=none"], "Could not find 'schedule/none'"),
         (["spans.csv", "--what-if", "chunks=0"], "chunks=0"),
         (["spans.csv", "--what-if", "partition=sizes", "partition.sizes=[8,9]"], "partition.sizes=[8, 9]"),

@@ -37,7 +37,7 @@ if not torch.__version__.startswith("2.11."):  # which sends to its own rank in 
 SINGLE = ("ScheduleGPipe", "Schedule1F1B")
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 RUNTIME = "_PipelineScheduleRuntime"  # runs an order from a file
-MARKED = ("Schedule1F1B", "ScheduleInterleavedZeroBubble")  # the second names its actions by itself too
+MARKED = ("Schedule1F1B", "ScheduleDualPipeV", "ScheduleInterleavedZeroBubble")  # the third names its actions itself
 STEPS = 4
 TIMES = {"forward": 0.012, "input": 0.012, "weight": 0.010}  # seconds that the parts of a stage sleep
 ROWS, DIM = 2, 8
