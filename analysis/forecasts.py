@@ -62,8 +62,7 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     if table.empty:
         return table
-    for name in BASELINES:
-        table[name] = np.nan
+    table[list(BASELINES)] = np.nan
     for _, own in table.groupby("problem"):
         if len(own) > 1:
             for name, units in (("closed bubble", own["work"] / (1 - own["closed"])), ("FLOPs", own["work"])):
@@ -109,8 +108,7 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
 
 def _busiest(row: dict[str, Any]) -> float:
     """Return the work of the rank with the most layers; of nominal times that do not know rows, by microbatches."""
-    layers = list(row["partition"])
-    ranks = int(row["ranks"])
+    layers, ranks = list(row["partition"]), int(row["ranks"])
     of_rank = [sum(layers[rank::ranks]) for rank in range(ranks)]  # of looped schedules; a V's ranks are about alike
     again = 0 if row["checkpointing"] == "never" else 1
     is_nominal = row["device"] == "emulated" and not isinstance(row.get("config.profile"), str)

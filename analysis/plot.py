@@ -218,7 +218,7 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
             to = np.array([np.cos(angle), np.sin(angle)])
             box = Bbox.from_bounds(*(place + gap * out * to - size * (1 - to) / 2), *size)
             end = np.clip(place, box.min, box.max)
-            lead = _along(place + gap * to, end) if np.hypot(*(end - place)) > 2 * gap else []
+            lead = _along(place + gap * to, end, 4) if np.hypot(*(end - place)) > 2 * gap else []
             is_inside = inside.contains(*box.min) and inside.contains(*box.max)
             fits = is_inside and not box.count_overlaps([*taken, *avoided])
             others = [other for other in taken if not other.overlaps(marker)]
@@ -231,12 +231,12 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
                 break
 
 
-def _along(start: Numbers, end: Numbers) -> list[Bbox]:
-    """Return small boxes along a line, in pixels; none where it has a gap."""
+def _along(start: Numbers, end: Numbers, wide: int = 1) -> list[Bbox]:
+    """Return boxes along a line, in pixels; none where it has a gap. Those 4 wide touch."""
     if not np.isfinite([*start, *end]).all():
         return []
     steps = 1 + int(np.hypot(*(end - start)) / 4)
-    return [Bbox([spot - 2, spot + 2]) for spot in np.linspace(start, end, steps)]
+    return [Bbox([spot, spot + wide]) for spot in np.linspace(start, end, steps)]
 
 
 def line_panels(

@@ -89,10 +89,9 @@ def is_faster(rows: pd.DataFrame, others: pd.DataFrame, value: str = TIME) -> bo
 
     `rows` and `others` have one row per launch; `value` is the column of the time. Disturbed ones also differ much.
     """
-    apart = NOISY if any(own["disturbed"].any() for own in (rows, others)) else 1.0
     if _has_launches(rows) and _has_launches(others):
-        found = compare(launch_times(rows, value), launch_times(others, value))
-        return found.verdict == "faster" and apart * found.ratio <= 1
+        return compare(launch_times(rows, value), launch_times(others, value)).verdict == "faster"
+    apart = NOISY if any(own["disturbed"].any() for own in (rows, others)) else 1.0
     fast, slow = (
         {end: (own[value] * own[f"step_ms.{end}"] / own[TIME]).median() for end in ("p10", "median", "p90")}
         for own in (rows, others)
@@ -108,8 +107,7 @@ def _has_launches(rows: pd.DataFrame) -> bool:
 def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> tuple[list[str], pd.DataFrame]:
     """Return phrases on the fastest and the slowest of the points that the column `point` names, and a table of them.
 
-    `rows` has one row per launch. Disturbed points, which may be slow for another reason, are
-    not ranked, unless fewer than two others are left and the slowest differs from the fastest by more than that.
+    `rows` has one row per launch. Disturbed points are ranked where others lack and the ends are apart.
     """
     table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
     if len(table) == 1:
@@ -119,9 +117,8 @@ def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> 
     if len(calm) < 2 and is_faster(of[table["point"].iloc[0]], of[table["point"].iloc[-1]], value):
         calm = table
     if len(calm) < 2:
-        low, high = (number(each) for each in (table[value].min(), table[value].max()))
-        noisy = f"the times of {len(table)} {what} are too noisy to rank{doubts(table, value)}"
-        return [f"{noisy}: {low} to {high} {unit}"], table
+        ends = " to ".join(map(number, (table[value].min(), table[value].max())))
+        return [f"the times of {len(table)} {what} are too noisy to rank{doubts(table, value)}: {ends} {unit}"], table
     left_out = f", without {len(table) - len(calm)} disturbed" if len(calm) < len(table) else ""
     first, *others = records(calm)
     alike = [each["point"] for each in others if not is_faster(of[first["point"]], of[each["point"]], value)]

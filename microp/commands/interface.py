@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price", "sweep"]
 
-RESULTS = ("status", "step_ms.median", "bubble.measured", "peak_memory_mib", "disturbed")  # behind the keys of a sweep
+RESULTS = ("disturbed", "peak_memory_mib", "bubble.measured", "step_ms.median")  # last: pandas prints both ends
 
 
 class Run:
@@ -146,7 +146,7 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
     ::
 
         microp.sweep(schedule=["gpipe", "1f1b"], chunks=[4, 8])     4 rows, with the columns of `load_runs`:
-                                                                    the keys and the results first
+                                                                    the keys first, the results last
 
     As in a sweep of the command line a run that has finished is not run again (`again=True` does), and a failed one
     costs its row alone: its `status` is "failed", and its `message` says why. Where nominal times do not compare, a
@@ -179,8 +179,8 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
     _run([point for point in points.values() if not point.finished(point.config.again)])
     runs = load_runs(places.pop()) if points else load_runs(".").head(0)
     swept = [key if key in runs else f"config.{key}" for key, value in zip(flat, values, strict=True) if len(value) > 1]
-    first = [name for name in (*swept, *RESULTS) if name in runs]
-    runs = runs[[*dict.fromkeys([*first, *runs])]]
+    last = [name for name in RESULTS if name in runs]
+    runs = runs[[*dict.fromkeys([*swept, *["status"] * bool(points), *runs.columns.drop(last), *last])]]
     order = {name: number for number, name in enumerate(points)}
     return runs[runs["run_id"].isin(order)].sort_values("run_id", key=lambda ids: ids.map(order), ignore_index=True)
 

@@ -104,6 +104,9 @@ def _remedy(text: str, key: str) -> str:
         "Ambiguous value": "several values are a sweep, add -m",
         "of type 'list'": several,
         "of type 'ListConfig'": several,
+        **dict.fromkeys(
+            ("is not defined for", "invalid decimal"), """quote names, ${calc:'"${model.name}" == "gpt"'}"""
+        ),
         "'calc:": "an expression is written ${calc:'...'}",
         "more than once": "name one base there, `config`, and an option of a group by `override GROUP: NAME`",
         "is defined before": "overrides are the last lines of a defaults list, before _self_",

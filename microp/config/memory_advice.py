@@ -21,6 +21,7 @@ from microp.settings import transport_holds
 from microp.simulator import LayerMemory
 from microp.system import GIB, size_text
 
+FREE = ("per", "speed")  # lists of a device that leave the number of stages free, or that a plan has not
 NO_MEMORY = "the profile is of a trace, which tells no memory of layers"
 
 
@@ -51,10 +52,14 @@ def memory_problem(config: Config, job: Job) -> str | None:
         return None
     limit = f"device.memory_gib={cap / GIB:g}" if config.device.memory_gib is not None else f"its {size_text(cap)}"
     words = f"ranks={job.processes}", f"memory_gib={cap / GIB:.4g}"
-    plan = profile_command(replace(config, compile=False), "plan", *words)
+    # times of one number of stages, microbatches or slices are those of no other plan
+    is_fixed = any(isinstance(times, list) and times for key, times in vars(config.device).items() if key not in FREE)
+    plan = "" if is_fixed else profile_command(replace(config, compile=False), "plan", *words)
     remedy = advice(pricer, now, cap, lambda words: _in_place(config, words), plan)
-    if "step" in remedy and not pricer.subject.prices.is_known and (cores := shared_cores(config)):
-        remedy += f"; steps are of ranks with a core each, not of {config.ranks * config.replicas} on {cores}"
+    if "step" in remedy and not pricer.subject.prices.is_known:
+        remedy += "; steps are by the layers' FLOPs and bytes (microp.simulate counts uniform ones as equal)"
+        if cores := shared_cores(config):
+            remedy += f", of ranks with a core each, not of {config.ranks * config.replicas} on {cores}"
     return f"{_needs(pricer, job, now)}, more than {limit}: {remedy}"
 
 

@@ -108,7 +108,7 @@ def advice(
     Args:
         now: the choice as it is, with the predicted time of its step if that is known.
         typed: the words of a change -> how to type them.
-        plan: the command that searches several changes together.
+        plan: the command that searches several changes together; empty if none can.
     """
     named = [
         f"{typed(words)} ({size_text(priced.peak)}, step {100 * (priced.step / now.step - 1):+.0f} %)"
@@ -116,5 +116,5 @@ def advice(
     ]
     if not named:
         named = other_sizes(pricer, now.choice, cap, now.choice.replicas, typed)
-        named += ["a smaller model", f"several changes together: {plan}"]
+        named += ["a smaller model", *[f"several changes together: {plan}"] * bool(plan)]
     return f"use {' or '.join(named)}"

@@ -251,7 +251,7 @@ class PointsCallback(Callback):
         try:
             if composed.config is None:
                 return composed
-            if composed.config.get("skip"):
+            if "skip" in composed.config and composed.config.skip:  # `get` raises errors without the key
                 return None
             asked, lacking = read_composed(composed.config)
             knobs.add(asked, lacking)

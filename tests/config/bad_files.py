@@ -94,6 +94,7 @@ SWEEPS = {  # configurations for `-cn`
         *(("named", "device: {name: emulated}"), ("word", "device: emulated")),
         *(("values", "chunks: [4, 8]"), ("other_key", "device: {forward_ms: 3}"), ("unknown_key", "rank: 4")),
         *(("dotted", "schedule.stages_per_rank: 2"), ("calc", "skip: calc:'${chunks} > 4'")),
+        ("unquoted", "skip: ${calc:'${schedule.name} == gpipe'}"),
         *(("sweeper", "sweeper: {params: {chunks: '4,8'}}"), ("params", "hydra: {params: {chunks: '4,8'}}")),
     )
 }
