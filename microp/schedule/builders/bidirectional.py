@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
+from microp.schedule.builders.phases import dualpipe_phases, play
 from microp.schedule.schedule import Action, Op, Schedule, overlapped, rows
 
 
@@ -38,48 +38,16 @@ def dualpipe(ranks: int, chunks: int) -> Schedule:
         ValueError: `ranks` or `chunks` is odd, or there are fewer than 2K chunks.
     """
     _needs("dualpipe", ranks, chunks, 2 * (ranks + ranks % 2))
-    order = rows(_dualpipe_row(rank, ranks, chunks) for rank in range(ranks))
-    return Schedule("dualpipe", chunks, order, copies=2, pairs=overlapped(order, apart=[ranks // 2 - 1, ranks // 2]))
+    half, many = ranks // 2, chunks // 2  # of each copy
 
+    def row(rank: int) -> Iterator[Action]:
+        first, second = rank, 2 * ranks - 1 - rank
+        stages = (first, second) if rank < half else (second, first)  # that of the nearer end comes first
+        for action in play(dualpipe_phases(min(rank, ranks - 1 - rank), half, many), stages, many):
+            yield action if action.stage < ranks else action._replace(microbatch=many + action.microbatch)
 
-def _dualpipe_row(rank: int, ranks: int, chunks: int) -> Iterator[Action]:
-    half, near = ranks // 2, min(rank, ranks - 1 - rank)
-    own = (0, rank, 0), (1, 2 * ranks - 1 - rank, chunks // 2)  # the copy, its stage here, its first microbatch
-    first, second = own if rank < half else reversed(own)  # phase 0 enters at the nearer end
-    places = [first[1:], second[1:]]
-    count = {(op, phase): 0 for op in "FB" for phase in (0, 1)}
-    waiting: deque[Action] = deque()
-
-    def run(op: str, phase: int) -> Action:
-        stage, begin = places[phase]
-        kind = "F" if op == "F" else "B"
-        action = Action(Op(op), stage, begin + count[kind, phase])
-        count[kind, phase] += 1
-        if op == "I":
-            waiting.append(action._replace(op=Op.W))
-        return action
-
-    for _ in range(2 * (half - near - 1)):
-        yield run("F", 0)
-    for _ in range(near + 1):
-        yield run("F", 0)
-        yield run("F", 1)
-    for _ in range(half - near - 1):
-        yield run("I", 1)
-        yield waiting.popleft()
-        yield run("F", 1)
-    for _ in range(chunks // 2 - ranks + near + 1):
-        yield from (run("F", 0), run("B", 1), run("F", 1), run("B", 0))
-    for _ in range(half - near - 1):
-        yield from (run("B", 1), run("F", 1), run("B", 0))
-    for turn in range(near + 1):
-        yield run("I" if turn > (near - near % 2) // 2 else "B", 1)
-        yield run("I" if turn >= (near + 1) // 2 else "B", 0)
-    for _ in range(half - near - 1):
-        yield waiting.popleft()
-        yield run("I", 0)
-    while waiting:
-        yield waiting.popleft()
+    order = rows(map(row, range(ranks)))
+    return Schedule("dualpipe", chunks, order, copies=2, pairs=overlapped(order, apart=[half - 1, half]))
 
 
 def chimera(ranks: int, chunks: int) -> Schedule:

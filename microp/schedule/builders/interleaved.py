@@ -49,7 +49,8 @@ def interleaved(
     each = 2 if warmup == Warmup.double else 1
     more = [each * (ranks - 1 - rank) + extra_warmup for rank in range(ranks)]
     stages = [looped_stages(rank, ranks, stages_per_rank) for rank in range(ranks)]
-    order = rows(looped_1f1b(held, ranks, chunks, lead, group) for held, lead in zip(stages, more, strict=True))
+    every = zip(stages, more, strict=True)
+    order = rows(looped_1f1b(held, rounds_of(ranks, chunks, group), lead) for held, lead in every)
     schedule = Schedule("interleaved", chunks, order)
     if not overlap:
         return schedule
@@ -81,7 +82,7 @@ def zb_interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedul
 
     def row(rank: int) -> Iterator[Action]:
         stages = looped_stages(rank, ranks, stages_per_rank)
-        return defer_weights(looped_1f1b(stages, ranks, chunks, warmup=ranks - 1 - rank), lag=rank)
+        return defer_weights(looped_1f1b(stages, rounds_of(ranks, chunks), warmup=ranks - 1 - rank), lag=rank)
 
     return Schedule("zb_interleaved", chunks, rows(row(rank) for rank in range(ranks)))
 

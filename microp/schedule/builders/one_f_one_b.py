@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from microp.schedule.builders.phases import defer_weights, looped_stages, three_phases
+from microp.schedule.builders.phases import defer_weights, looped_1f1b, looped_stages, three_phases
 from microp.schedule.schedule import Action, Op, Schedule, rows
 
 
@@ -104,19 +104,11 @@ def seq_1f1b(ranks: int, chunks: int, slices: int = 2, stages_per_rank: int = 1,
         raise ValueError("schedule.eager=true is for one stage a rank: use schedule.stages_per_rank=1")
     Schedule("seq_1f1b", chunks, ((),) * ranks, slices)  # refuses numbers that are none
     group = -(-ranks // slices)
+    rounds = [min(group, chunks - begun) for begun in range(0, chunks, group)]
 
     def row(rank: int) -> Iterator[Action]:
         stages = looped_stages(rank, ranks, stages_per_rank)
-        rounds = [range(begin, min(begin + group, chunks)) for begin in range(0, chunks, group)]
-        turns = [
-            (turn, slices * microbatch) for round_ in rounds for turn in range(len(stages)) for microbatch in round_
-        ]
-        forwards = [Action(Op.F, stages[turn], first + at) for turn, first in turns for at in range(slices)]
-        backwards = [
-            Action(Op.B, stages[-1 - turn], first + at) for turn, first in turns for at in reversed(range(slices))
-        ]
-        warmup = (len(stages) - 1) * slices * len(rounds[0]) + slices - 1 + (1 + eager) * (ranks - 1 - rank)
-        return three_phases(forwards, backwards, warmup)
+        return looped_1f1b(stages, rounds, slices - 1 + (1 + eager) * (ranks - 1 - rank), slices)
 
     return Schedule("seq_1f1b", chunks, rows(map(row, range(ranks))), slices)
 

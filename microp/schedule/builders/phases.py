@@ -6,6 +6,7 @@
     defer_weights   I I I W I W I W     W W            a W when more than `lag` wait
     play            2 x "F0", 3 x "F1 I1 W1", ...      phases as a table
     looped_1f1b     three_phases over several stages of a rank, a round of microbatches at a time
+    dualpipe_phases the phases of DualPipe and of DualPipeV
 """
 
 from __future__ import annotations
@@ -74,9 +75,7 @@ def rounds_of(ranks: int, chunks: int, group: int | None = None) -> tuple[int, .
     return tuple(min(group, chunks - begun) for begun in range(0, chunks, group))
 
 
-def looped_1f1b(
-    stages: Sequence[int], ranks: int, chunks: int, warmup: int, group: int | None = None
-) -> Iterator[Action]:
+def looped_1f1b(stages: Sequence[int], rounds: Sequence[int], warmup: int, slices: int = 1) -> Iterator[Action]:
     """Return the 1F1B row of a rank with several stages: a round of microbatches on each of them, then the next round.
 
     ::
@@ -86,18 +85,20 @@ def looped_1f1b(
         microbatch     0 1 2 3  0 1 2 3  4 ...
 
     Args:
+        rounds: the number of microbatches of each.
         warmup: the warmup forwards beyond the first round on all stages but the last.
+        slices: the units of a microbatch, of whose backwards the last comes first.
     """
-    rounds = rounds_of(ranks, chunks, group)
     order = [
         (turn, microbatch)
         for end, size in zip(accumulate(rounds), rounds, strict=True)
         for turn in range(len(stages))
         for microbatch in range(end - size, end)
     ]
-    forwards = [Action(_F, stages[turn], microbatch) for turn, microbatch in order]
-    backwards = [Action(_B, stages[-1 - turn], microbatch) for turn, microbatch in order]
-    return three_phases(forwards, backwards, (len(stages) - 1) * rounds[0] + warmup)
+    units = range(slices)
+    forwards = [Action(_F, stages[turn], number * slices + at) for turn, number in order for at in units]
+    backwards = [Action(_B, stages[-1 - turn], number * slices + at) for turn, number in order for at in units[::-1]]
+    return three_phases(forwards, backwards, (len(stages) - 1) * rounds[0] * slices + warmup)
 
 
 def play(phases: Iterable[tuple[int, str]], stages: Sequence[int], chunks: int) -> Iterator[Action]:
@@ -130,3 +131,20 @@ def play(phases: Iterable[tuple[int, str]], stages: Sequence[int], chunks: int) 
                     waiting[stage].append((next(divided), action._replace(op=_W)))
             if action.microbatch < chunks:
                 yield action
+
+
+def dualpipe_phases(rank: int, ranks: int, chunks: int) -> list[tuple[int, str]]:
+    """Return the phases of DualPipeV, which are also those of DualPipe on each half of its ranks, from the ends on."""
+    below, half, odd = ranks - rank - 1, (rank + 1) // 2, (rank + 1) % 2
+    return [
+        (2 * below, "F0"),
+        (rank + 1, "F0 F1"),
+        (below, "I1 W F1"),
+        (chunks - 2 * ranks + rank + 1, "F0 B1 F1 B0"),
+        (below, "B1 F1 B0"),
+        (half, "B1 B0"),
+        (odd, "B1 I0"),
+        (half, "I1 I0"),
+        (below, "W I0"),
+        (rank + 1, "W"),
+    ]

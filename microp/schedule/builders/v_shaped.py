@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from microp.schedule.builders.phases import play
+from microp.schedule.builders.phases import dualpipe_phases, play
 from microp.schedule.schedule import Action, Schedule, overlapped, rows
 
 
@@ -63,20 +63,7 @@ def dualpipe_v(ranks: int, chunks: int) -> Schedule:
         )
 
     def row(rank: int) -> Iterator[Action]:
-        below, half, odd = ranks - rank - 1, (rank + 1) // 2, (rank + 1) % 2
-        phases = [
-            (2 * below, "F0"),
-            (rank + 1, "F0 F1"),
-            (below, "I1 W F1"),
-            (chunks - 2 * ranks + rank + 1, "F0 B1 F1 B0"),
-            (below, "B1 F1 B0"),
-            (half, "B1 B0"),
-            (odd, "B1 I0"),
-            (half, "I1 I0"),
-            (below, "W I0"),
-            (rank + 1, "W"),
-        ]
-        return play(phases, (rank, 2 * ranks - 1 - rank), chunks)
+        return play(dualpipe_phases(rank, ranks, chunks), (rank, 2 * ranks - 1 - rank), chunks)
 
     order = rows(row(rank) for rank in range(ranks))
     return Schedule("dualpipe_v", chunks, order, pairs=overlapped(order, apart=[ranks - 1]))
