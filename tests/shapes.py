@@ -351,25 +351,10 @@ twice(
 )
 
 
-# --- other layouts of memory ----------------------------------------------------------------------------------------
-def transposed() -> nn.Module:
-    made = linear()
-    made.weight = nn.Parameter(made.weight.detach().t().contiguous().t())
-    return tanh_of(made)
-
-
-twice("transposed_weight", transposed, **NOT_BITS)
+# --- other layouts of memory, other types ---------------------------------------------------------------------------
 twice(
     "weight_in_a_larger_tensor",
     changed(dense, lambda made: setattr(made[0].weight, "data", matrix(WIDTH, 2 * WIDTH).data[:, WIDTH:])),
-    **NOT_BITS,
-)
-twice(
-    "channels_last",
-    does(
-        lambda own, x: torch.tanh(own.conv(x.unflatten(-1, (4, 4)))).flatten(-2),
-        conv=lambda: nn.Conv2d(CONTEXT, CONTEXT, 3, padding=1).to(memory_format=torch.channels_last),
-    ),
     **NOT_BITS,
 )
 
@@ -389,6 +374,23 @@ class InDouble(nn.Module):
 
 
 twice("weight_of_another_type", lambda: nn.Sequential(linear(), InDouble(), nn.Tanh()))
+
+
+def transposed() -> nn.Module:
+    made = linear()
+    made.weight = nn.Parameter(made.weight.detach().t().contiguous().t())
+    return tanh_of(made)
+
+
+twice("transposed_weight", transposed, **NOT_BITS)
+twice(
+    "channels_last",
+    does(
+        lambda own, x: torch.tanh(own.conv(x.unflatten(-1, (4, 4)))).flatten(-2),
+        conv=lambda: nn.Conv2d(CONTEXT, CONTEXT, 3, padding=1).to(memory_format=torch.channels_last),
+    ),
+    **NOT_BITS,
+)
 
 
 # --- kinds of layers ------------------------------------------------------------------------------------------------
