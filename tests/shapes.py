@@ -350,7 +350,31 @@ twice(
 )
 
 
-# --- other layouts of memory ----------------------------------------------------------------------------------------
+# --- other layouts of memory, other types ---------------------------------------------------------------------------
+twice(
+    "weight_in_a_larger_tensor",
+    changed(dense, lambda made: setattr(made[0].weight, "data", matrix(WIDTH, 2 * WIDTH).data[:, WIDTH:])),
+    **NOT_BITS,
+)
+
+
+class InDouble(nn.Module):
+    """Computes in float64, whatever the model's type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+
+    def _apply(self, *_: Any, **__: Any) -> nn.Module:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.double() * self.scale).to(x.dtype)
+
+
+twice("weight_of_another_type", lambda: nn.Sequential(linear(), InDouble(), nn.Tanh()))
+
+
 def transposed() -> nn.Module:
     made = linear()
     made.weight = nn.Parameter(made.weight.detach().t().contiguous().t())
@@ -358,11 +382,6 @@ def transposed() -> nn.Module:
 
 
 twice("transposed_weight", transposed, **NOT_BITS)
-twice(
-    "weight_in_a_larger_tensor",
-    changed(dense, lambda made: setattr(made[0].weight, "data", matrix(WIDTH, 2 * WIDTH).data[:, WIDTH:])),
-    **NOT_BITS,
-)
 twice(
     "channels_last",
     does(
@@ -539,6 +558,14 @@ def momentum_encoder(own, x):
     return torch.tanh(own.query(x)) + own.key(x).detach()
 
 
+@layer(refused("running_mean from one microbatch"), fc=linear, norm=lambda: nn.BatchNorm1d(WIDTH))
+def statistics_by_data(own, x):
+    """Nothing reads the buffer, and autograd does not see that it is written."""
+    y = torch.tanh(own.fc(x))
+    own.norm.running_mean.data.lerp_(y.detach().mean((0, 1)), 0.1)
+    return y
+
+
 @shape(**UNDIVIDED)
 def gradients_by_frequency() -> Layers:
     """The gradient depends on how often a token is in the microbatch."""
@@ -699,6 +726,17 @@ def steps_at_once(made: nn.Module) -> nn.Module:
     return made
 
 
+scaled_before = does(lambda own, x: torch.tanh(own.fc(x)) * own.known["scale"], fc=linear, known=lambda: {"scale": 1.0})
+twice(
+    "scaled_by_the_last_gradient",
+    changed(
+        scaled_before,
+        lambda made: made.register_full_backward_hook(
+            lambda own, _, gradients: own.known.update(scale=1 / (1 + float(gradients[0].abs().max())))
+        ),
+    ),
+    **refused("makes something else of the same input"),
+)
 twice("backward_hook_that_reads_the_input", changed(dense, hook_by_input), **refused("the newest forward"))
 SHAPES["optimizer_in_the_backward"] = Shape(
     lambda: stack(steps_at_once(embedding()), dense(), dense(), dense(), head()), **refused("whose backward writes")

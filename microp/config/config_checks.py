@@ -12,6 +12,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 
 from microp import settings, system
@@ -19,7 +20,7 @@ from microp.config.config import plain
 from microp.config.prediction import profile_notes, profile_problems, uneven_rows
 from microp.config.schema import Config
 from microp.job import Job, torch_problems
-from microp.schedule import Schedule, spread
+from microp.schedule import Op, Schedule, spread
 
 PROCESS = 40 * system.MIB  # of a rank that holds a small model
 
@@ -208,6 +209,13 @@ def order_problems(config: Config, schedule: Schedule) -> list[str]:
         problems.append(
             f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} changes "
             "buffers in its forward, which differ between copies: use a schedule without copies, for example 1f1b"
+        )
+    forwards = [(action.stage, action.microbatch) for row in schedule.ranks for action in row if action.op is Op.F]
+    if config.model.facts.changes_buffers and sorted(forwards, key=itemgetter(0)) != sorted(forwards):
+        problems.append(
+            f"schedule={config.schedule['name']} runs forwards of a stage in another order than that of the "
+            f"microbatches, and model={config.model.name} changes buffers in its forward, one after the other: use a "
+            "schedule with forwards in order, for example 1f1b"
         )
     if schedule.copies > 1 and config.engine.name == "compare":
         problems.append(

@@ -167,7 +167,7 @@ class _Layers(nn.Module):
                     x = layer(x)
             for segment in self._segments:
                 x = checkpoint(segment, x, use_reentrant=False, preserve_rng_state=False)
-        return x
+        return x.contiguous()  # gloo sends one piece of memory
 
 
 def _timed_stage(base: type) -> Any:

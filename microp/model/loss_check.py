@@ -63,7 +63,7 @@ class NewTargets:
     """Tries the loss with numbers that targets have for the first time: one that it ignores, or weighs, may be rare.
 
     A number is new if it has not yet been in its place of a row; in long rows, in any. Those with a fraction measure
-    something, and are not tried.
+    something: only the least and the largest of a batch are tried, as what a loss leaves out may lie beyond a bound.
     """
 
     def __init__(self, made: Layers, output: RowForm) -> None:
@@ -82,7 +82,8 @@ class NewTargets:
         # 1. rows with new numbers; what losses ignore is often negative, 0 or the largest, and comes first
         new: dict[tuple[int, float], int] = {}  # place and number -> the first row with it
         for place, mine in enumerate(places):
-            is_new = ((mine == mine.round()) | (mine == _NAN)) & ~torch.isin(mine, self._seen.get(place, mine[:0]))
+            is_told = _is_whole(mine) | (mine == mine.min()) | (mine == mine.max())
+            is_new = is_told & ~torch.isin(mine, self._seen.get(place, mine[:0]))
             for row, number in zip(is_new.nonzero()[:, 0].tolist(), mine[is_new].tolist(), strict=True):
                 new.setdefault((place, number), row)
         order = sorted(new, key=lambda key: (key[1] > 0, -key[1]))
@@ -93,8 +94,8 @@ class NewTargets:
         # 2. where a row has too many numbers to tell one: each alone; and the rows, some at a time
         tried: list[Tensor] = []
         if width > _PLACES:
-            alone = (nan if number == _NAN else number for _, number in order[: len(rows)])
-            tried = [torch.full_like(targets[:1], number) for number in alone]
+            alone = (number for _, number in order[: len(rows)] if number in (_NAN, number // 1))
+            tried = [torch.full_like(targets[:1], nan if number == _NAN else number) for number in alone]
         if width <= _PLACES or size <= _MOST_OUTPUT:
             group = max(1, min(_GROUP, MOST // (4 * size), 1024 // max(1, width)))
             tried += [targets[rows[first : first + group]] for first in range(0, len(rows), group)]
@@ -106,7 +107,8 @@ class NewTargets:
                 "microbatches would not add up, so let it divide by the number of rows"
             )
         for place, mine in enumerate(places if rows else ()):
-            self._seen[place] = torch.cat([self._seen.get(place, mine[:0, 0]), mine[rows].flatten()]).unique()
+            now = mine[rows]
+            self._seen[place] = torch.cat([self._seen.get(place, mine[:0, 0]), now[_is_whole(now)]]).unique()
 
     def _fails(self, targets: Tensor) -> bool:
         """Return whether the loss of some rows and as many of the trial is not the mean of both, of any numbers."""
@@ -121,6 +123,10 @@ class NewTargets:
                 # rounding may look like it once
                 return all(_mean_problem(self._made, each, joined, 2) for each in (given, given.flip(0)))
         return False
+
+
+def _is_whole(numbers: Tensor) -> Tensor:
+    return (numbers == numbers.round()) | (numbers == _NAN)
 
 
 def _check_call(made: Layers, layers: Sequence[nn.Module], output: Tensor, tokens: Tensor) -> None:

@@ -69,7 +69,9 @@ class Trial:
             )
         _check_weights(layer, f"{name}, whose forward", memory, seen.written)
         now = _numbers(layer)
-        changed = [key for key, state in _buffers(layer).items() if buffers.get(key) != state]
+        changed = [
+            key for key, state in _buffers(layer).items() if buffers.get(key) != state or state[2] in seen.written
+        ]
         changed += [key for key, value in numbers.items() if now.get(key) != value]
         if changed and not self._made.changes_buffers:
             raise ValueError(
@@ -88,10 +90,10 @@ class Trial:
                 f"{name}, which embeds {seen.vocabulary} different tokens: the data have tokens from 0 to "
                 f"{wanted - 1}, give it {wanted}"
             )
-        # 5. with numbers: whether it makes the same again, and its backward
+        # 5. with numbers: its backward, and whether it then makes the same again
         if self.is_real:
-            self._check_same(layer, name, x, y)
             _check_backward(layer, name, leaf, y)
+            self._check_same(layer, name, x, y)
         if seen.draws or draws():
             self.random.append(index)
         return y
@@ -418,9 +420,9 @@ def _memory(layer: nn.Module) -> dict[str, tuple[int, int, bool]]:
     return {name: (w._version, place_of(w), w.grad is not None) for name, w in layer.named_parameters()}
 
 
-def _buffers(layer: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return for each buffer which tensor it is and how often it was written."""
-    return {name: (id(buffer), buffer._version) for name, buffer in layer.named_buffers()}
+def _buffers(layer: nn.Module) -> dict[str, tuple[int, int, int]]:
+    """Return for each buffer which tensor it is, how often it was written, and where it is."""
+    return {name: (id(buffer), buffer._version, place_of(buffer)) for name, buffer in layer.named_buffers()}
 
 
 def _numbers(layer: nn.Module) -> dict[str, str]:

@@ -153,16 +153,17 @@ class Buckets:
 def fill(parameters: list[nn.Parameter], first: float, others: float) -> Iterator[list[nn.Parameter]]:
     """Yield buckets in reverse order of the parameters, which is the order of their gradients.
 
-    The first bucket is full when it has `first` bytes or more, and each other one when it has `others`.
+    The first bucket is full when it has `first` bytes or more, and each other one when it has `others`. Each has one
+    type.
     """
     bucket: list[nn.Parameter] = []
     size, full = 0, first
     for parameter in reversed(parameters):
-        bucket.append(parameter)
-        size += parameter.nbytes
-        if size >= full:
+        if bucket and (size >= full or parameter.dtype is not bucket[0].dtype):
             yield bucket
             bucket, size, full = [], 0, others
+        bucket.append(parameter)
+        size += parameter.nbytes
     if bucket:
         yield bucket
 

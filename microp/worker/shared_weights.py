@@ -130,7 +130,7 @@ class TiedGradients:
         mine, counts = [], Counter[int]()
         for shared in self._shared:
             for weights, tag in zip(shared.weights, shared.tags, strict=True):
-                nbytes = torch.cat([weight.detach().view(-1) for weight in weights]).nbytes if weights else 0
+                nbytes = torch.cat([weight.detach().reshape(-1) for weight in weights]).nbytes if weights else 0
                 for other in sorted({*shared.ranks} - {self._comms.rank}) if weights else ():
                     slot = self._first_tag + counts[other] % 2 if self._has_copies else tag
                     mine.append(Message(self._comms.rank, other, tag, nbytes, slot))

@@ -66,7 +66,7 @@ class Trainer:
         # 3. prepare what is the same in each step
         self._at(Place.STARTING)
         # Ranks that are threads share the generators with others; a model that draws seeds them.
-        is_to_draw = not isinstance(job.model, OwnSettings) or job.model.draws or job.backend == "threads"
+        is_to_draw = not isinstance(job.model, OwnSettings) or job.model.draws
         self._generators = None if is_to_draw else generator_states()
         if job.computing.compile:
             self._at(Place.COMPILING, 0)

@@ -17,6 +17,9 @@ def raises(ranks, chunks): return 1 / 0
 def returns_text(ranks, chunks): return Schedule("x", chunks, (("0F0",),) * ranks)
 def returns_no_rows(ranks, chunks): return Schedule("x", chunks, (None,) * ranks)
 def returns_other_ranks(ranks, chunks): return gpipe(ranks + 1, chunks, "fifo")
+def turned(ranks, chunks):
+    turn = lambda each: each._replace(microbatch=chunks - 1 - each.microbatch)
+    return Schedule("turned", chunks, tuple(tuple(map(turn, row)) for row in good(ranks, chunks).ranks))
 def exits(ranks, chunks): sys.exit("two\\nlines")
 def odd_type(ranks, chunks, group: "NoSuchType" = 2): pass
 number = 3
@@ -59,7 +62,7 @@ OPTIONS = {
     for name, builder in (
         *(
             (name, f"own.{name}")
-            for name in ["raises", "returns_text", "returns_no_rows", "returns_other_ranks", "exits"]
+            for name in ["raises", "returns_text", "returns_no_rows", "returns_other_ranks", "turned", "exits"]
         ),
         *(("unknown_function", "own.nothing"), ("not_a_function", "own.number")),
         *(("exiting_module", "own_exits.good"), ("unknown_import", "own_imports.good")),

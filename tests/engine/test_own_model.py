@@ -26,10 +26,11 @@ from microp.worker import RankError, Trainer
 from microp.worker.threads import run_threads
 
 
-def test_a_draw_that_no_trial_saw_ends_the_step():
+@pytest.mark.parametrize("backend", ["shm", "threads"])
+def test_a_draw_that_no_trial_saw_ends_the_step(backend):
     model = settings_of(drawing_of_many)
     assert not model.draws
-    job = own_job(model, schedule=gpipe(1, 1))  # 9 rows, in the one thread that has the generators
+    job = own_job(model, schedule=gpipe(1, 1), backend=backend)  # 9 rows, in the one thread that has the generators
     trainer = Trainer(job, thread_comms(1, 20)[0], 0)
     trainer.load(0)
     with pytest.raises(RuntimeError, match="drawn random numbers, though none did when they were tried"):

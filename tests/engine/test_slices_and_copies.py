@@ -89,10 +89,10 @@ def test_copies_train_as_one_process_does(ranks, tmp_path):
 
 
 def two_types() -> Layers:
-    """A layer whose weights are float64 and float32: its gradients are sent together, as the wider one."""
+    """Weights that are float64 and, in another layout, float32: their gradients are sent together, as the wider one."""
     scaled = Does(
         lambda own, x: x * own.scale + own.shift,
-        scale=nn.Parameter(torch.ones(8)),
+        scale=nn.Parameter(torch.ones(8, 4).t()),
         shift=nn.Parameter(torch.zeros(8, dtype=torch.float64)),
     )
     head = nn.Linear(8, 256, dtype=torch.float64)

@@ -4,9 +4,11 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import shapes
 import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from one_process import assert_near, by_processes
+from own_model import settings_of
 
 from microp.job import torch_class, torch_problems
 from microp.job.torch_support import TORCH_ORDERS, nearest_in_torch
@@ -62,6 +64,8 @@ def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
     """Of the first step and of the second, which sees the optimizer's work."""
     jobs = each_job()
     jobs += [job_for(gpipe, model=gpt(), checkpointing=CHECKPOINTING[name]) for name in ("never", "always", "segments")]
+    views = settings_of(shapes.build, shape="lstm_whose_result_is_not_contiguous")
+    jobs.append(job_for(BUILDERS["interleaved"], model=views))
     by_torch = [replace(job, engine=EngineSettings("torch", False)) for job in jobs]
     trained = by_processes([*jobs, *by_torch], tmp_path)
     for ours, theirs in zip(trained[: len(jobs)], trained[len(jobs) :], strict=True):

@@ -212,6 +212,8 @@ def squares(logits, targets):
         (lambda y, t: squares(y, t)[t >= 0].mean(), -1.0, "is -1, which the loss ignores"),
         (lambda y, t: squares(y, t)[t > 0].mean(), 0.0, "is 0, which the loss ignores"),
         (lambda y, t: squares(y, t)[t > -7000].mean(), -7777.0, "is -7777, which the loss ignores"),
+        (lambda y, t: squares(y, t)[t < 80].mean(), 80.5, "is 80.5, which the loss ignores"),
+        (lambda y, t: squares(y, t).mean(), 80.5, None),
         (lambda y, t: (t * squares(y, t)).sum() / t.sum(), 0.5, None),
         (lambda y, t: F.l1_loss(y[:, :1] * (t > 0), t * (t > 0)), 0.0, None),
     ],
