@@ -88,6 +88,15 @@ def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(monkey
     assert (derived.name, derived.ranks) == ("mine", interleaved(2, 4, 3).ranks)
 
 
+def test_in_python_a_choice_of_options_is_composed_once(monkeypatch):
+    """What is typed for one point is not there in the next one."""
+    before = config("schedule=1f1b")
+    monkeypatch.setattr("microp.config.config.compose", None)
+    changed = config("schedule=1f1b", "chunks=8", "model.dim=64", "optimizer.betas=[0.8,0.9]")
+    assert (changed.chunks, changed.model.dim, changed.optimizer.betas) == (8, 64, [0.8, 0.9])
+    assert config("schedule=1f1b") == before
+
+
 def test_2bp_has_the_keys_of_the_schedule_that_it_is_of_and_the_run_ids_that_it_had():
     looped = ("schedule=two_bp", "schedule.of=interleaved", "schedule.stages_per_rank=3")
     assert job_of(*looped).schedule.ranks == two_bp(2, 4, of="interleaved", stages_per_rank=3).ranks

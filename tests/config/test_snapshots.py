@@ -146,8 +146,8 @@ def test_in_a_sweep_points_without_a_snapshot_start_at_their_beginning(saved, tm
 
 def test_the_readme_s_lines_load_the_weights_without_microp(tmp_path):
     """The model of the default configuration; its loss on the last batch falls when plain PyTorch computes it."""
-    words = ["comms=threads", "tracking=disabled", "steps=2", "warmup_steps=0", "chunks=1", f"output_dir={tmp_path}"]
-    run = microp.measure(*words, "snapshot.final=true")
+    words = ["comms=threads", "tracking=disabled", "steps=2", "warmup_steps=0", "chunks=1", "batch_size=256"]
+    run = microp.measure(*words, f"output_dir={tmp_path}", "snapshot.final=true")
     [path] = tmp_path.glob("runs/*/attempt-1/weights.pt")
     code = f"""
 import sys

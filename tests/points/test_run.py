@@ -15,6 +15,7 @@ from user import BIN, ROOT, SMALL, begin, environment_of, microp, ran, read, tor
 from microp.config import compose_config, read_config
 from microp.config.schema import default_settings
 from microp.points import attempt as attempt_module
+from microp.points import hydra_app
 from microp.points.next_commands import print_next_commands
 from microp.points.planned import experiment_of
 from microp.results import PointRow
@@ -174,10 +175,16 @@ def test_joining_torchrun(tmp_path):
     ("words", "message"),
     [(["-m", "chunks=2,4"], "use `python -m microp.run -m"), (["ranks=3"], "torchrun started 2 processes")],
 )
-def test_what_torchrun_cannot_do(words, message, tmp_path):
-    done = torchrun(2, *words, *SMALL, folder=tmp_path)
-    assert done.returncode != 0
-    assert done.stderr.count(message) == 1
+def test_what_torchrun_cannot_do(words, message, tmp_path, monkeypatch):
+    """Of its ranks one says so, before torchrun ends the other."""
+    monkeypatch.setattr(hydra_app, "SILENT_S", 0)
+    said = ""
+    for rank in "01":
+        launch = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        done = microp(*words, *SMALL, folder=tmp_path, MASTER_ADDR="127.0.0.1", MASTER_PORT="29400", **launch)
+        assert done.returncode == 2
+        said += done.stderr
+    assert said.count(message) == 1
     assert not (tmp_path / "outputs").exists()
 
 
