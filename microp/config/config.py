@@ -140,7 +140,8 @@ def lost_keys() -> list[str]:
     typed = typed_words()
     file = Path(typed.config_dir or SWEEPS, f"{typed.config_name}.yaml")
     with suppress(OSError, YAMLError, OmegaConfBaseException, TypeError, AttributeError):  # Hydra says what it is
-        names = [name for name in OmegaConf.load(file).get("defaults") if name in ("_self_", *schema.KINDS)]
+        loaded: Any = OmegaConf.load(file)
+        names = [name for name in loaded.get("defaults") if name in ("_self_", *schema.KINDS)]
         if names[:1] == ["_self_"] != names:
             told = f"In '{typed.config_name}': _self_ stands before `{names[1]}`, which sets the file's keys again"
             return [f"{told}: let _self_ be the last"]

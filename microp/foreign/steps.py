@@ -195,7 +195,7 @@ def _spans(rank: int, lane: Lane) -> Iterator[tuple[Mark, Span]]:
     for opened, closed, mark, waits in _alone(rank, lane):
         action = Op(mark.op), mark.stage or 0, mark.microbatch or 0
         if waits:
-            yield mark, Span(rank, *action, *waits, opened, closed)
+            yield mark, Span(rank, *action, waits[0], waits[1], opened, closed)
             continue
         start, end = opened, closed
         if at := bisect_right(receives, closed):
