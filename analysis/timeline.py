@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(textwrap.fill(_meanings([run.summary["time_ms"] or {} for run in runs]), out.width) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / drawn.file
-    shown = runs[0].step.marked(runs[0].is_disturbed) if len(runs) == 1 else drawn
+    shown = runs[0].step.marked(bool(runs[0].doubt)) if len(runs) == 1 else drawn
     files = figure(shown.panels, drawn.title, path, sums=shown.sums, width=plot.WIDTH)
     files.append(perfetto(drawn.panels, drawn.schedules, path.with_name(f"{drawn.file}.trace.json")))
     print(files[0], *(file.suffix for file in files[1:-1]))
@@ -88,9 +88,10 @@ class _Run(NamedTuple):
     step: TracedStep
 
     @property
-    def is_disturbed(self) -> bool:
-        """Whether its times are not to be trusted; of a run without a summary it is not known."""
-        return "status" in self.summary and bool(disturbances(self.summary, read_env(self.attempt)))
+    def doubt(self) -> str:
+        """What stands behind its name if its times are not to be trusted; its last step may differ from most."""
+        is_disturbed = "status" in self.summary and disturbances(self.summary, read_env(self.attempt))
+        return f" (disturbed, median step {self.summary['step_ms']['median']:.4g} ms)" if is_disturbed else ""
 
 
 class _Drawing(NamedTuple):
@@ -116,8 +117,7 @@ def _traced(parser: CommandParser, folder: Path) -> _Run:
         print(f"left out: {reason}", file=sys.stderr)
     if traced is None:
         parser.error(damaged[-1] if damaged else f"{folder} holds no attempt with a trace: {REMEDY}")
-    step = read_traced_step(*traced)
-    if step is None:
+    if (step := read_traced_step(*traced)) is None:
         parser.error(f"{traced[0]} has an empty trace: run its command again")
     return _Run(*traced, step)
 
@@ -125,9 +125,8 @@ def _traced(parser: CommandParser, folder: Path) -> _Run:
 def _alone(run: _Run) -> _Drawing:
     """Return the drawing of a run: its step replayed above measured."""
     attempt, summary, (schedule, panels, sums) = run
-    noisy = " (disturbed)" if run.is_disturbed else ""
     clocks = clocks_text(summary)
-    title = f"{attempt.parent.name}, {attempt.name}: last measured step{noisy}"
+    title = f"{attempt.parent.name}, {attempt.name}: last measured step{run.doubt}"
     about = {"predicted": summary.get("predicted"), "replicas": summary["replicas"], "clocks": clocks}
     schedules, file = dict.fromkeys(panels, schedule), f"timeline-{attempt.parent.name}-{attempt.name}"
     return _Drawing(f"{title}; {clocks}" if clocks else title, file, [""], panels, sums, schedules, about)
@@ -143,14 +142,14 @@ def _together(runs: Sequence[_Run]) -> _Drawing:
     words = zip(*([f"{key}={value}" for value in keys[key]] for key in told), strict=True)
     longer = [" ".join([name, *own]) for name, own in zip(short, words, strict=False)]
     names = next((names for names in (short, longer) if len(set(names)) == len(runs)), ids)
-    names = [f"{name}{' (disturbed)' * run.is_disturbed}" for name, run in zip(names, runs, strict=True)]
+    names = [f"{name}{run.doubt}" for name, run in zip(names, runs, strict=True)]
     panels = {name: run.step.panels["measured"] for name, run in zip(names, runs, strict=True)}
     sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}
     schedules = {name: run.step.schedule for name, run in zip(names, runs, strict=True)}
     file = f"timelines-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:8]}"
     about = f"{len(runs)} runs on one time axis, the last measured step of each"
-    title = "; ".join(filter(None, (about, unscaled(configs))))
-    return _Drawing(title, file, names, panels, sums, schedules, {})
+    title = "; ".join(filter(None, (about, reason := unscaled(configs))))
+    return _Drawing(title, file, names, panels, sums, schedules, {"compares": reason is None})
 
 
 def newest_traced(folder: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[str]]:

@@ -63,6 +63,7 @@ def timeline(
     predicted: Mapping[str, Any] | None = None,
     replicas: int = 1,
     clocks: str = "",
+    compares: bool = True,
 ) -> list[Line]:
     """Return timelines as lines of text, one above the other on one scale of time.
 
@@ -74,6 +75,7 @@ def timeline(
         predicted: `step_ms` and `bubble` as known before the run, for the header.
         replicas: the number of replicas of the run; the panels are of the first one.
         clocks: how well the clocks of several hosts agree, for the legend.
+        compares: whether the header says by how much the times differ.
     """
     every = _panels(panels, sums)
     shown = [panel for panel in every if panel.name not in in_header]
@@ -87,7 +89,7 @@ def timeline(
             drawn += [[]] * bool(drawn) + _wrapped([f"{panel.name}{meaning}"], columns)
         drawn += _rows(panel, room, total, rows, digits)
     axis = Cells(" " * (len("rank  |") + digits) + _axis(float(total) / scale.length, scale.short, room), "idle")
-    facts = [f"replica 0 of {replicas}"] * (replicas > 1) + header(panels, sums, predicted, scale)
+    facts = [f"replica 0 of {replicas}"] * (replicas > 1) + header(panels, sums, predicted, scale, compares)
     untitled = [panel.name for panel in every if len(shown) == 1]
     untitled += ["predicted"] * bool(predicted and predicted["step_ms"] is not None)
     legend = [*(f"{name}: {MEANING[name]}" for name in untitled), *_legend(drawn, every), *[clocks] * bool(clocks)]
@@ -99,6 +101,7 @@ def header(
     sums: Mapping[str, Sequence[Reduction]] | None = None,
     predicted: Mapping[str, Any] | None = None,
     scale: Scale = MILLISECONDS,
+    compares: bool = True,
 ) -> list[str]:
     """Return the parts of the line above timelines: the time and the bubble of each, and the difference of the times.
 
@@ -111,11 +114,11 @@ def header(
     first: Any = None
     for panel in _panels(panels, sums):
         time, bubble = makespan(panel.spans), float(bubble_fraction(panel.spans))
-        change = "" if first is None else f" ({100 * float(time / first - 1):+.1f} %)"
+        change = "" if first is None or not compares else f" ({100 * float(time / first - 1):+.1f} %)"
         longer = f"; {number(panel.length / scale.length)} with the sums" if panel.length > time else ""
         facts.append(f"{panel.name} {number(time / scale.length)} {scale.unit}{change}, bubble {bubble:.3f}{longer}")
         first = first or time
-    return [*facts, *["%: against the first"] * (len(panels) > 2)]
+    return [*facts, *["%: against the first"] * (len(panels) > 2 and compares)]
 
 
 def plain(lines: Iterable[Line]) -> str:
