@@ -120,7 +120,10 @@ def measure_profile(job: Job, seconds: float) -> profiling.Profile:
     others: dict[str, list[profiling.Case]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with console.err.status(f"measuring {job.model.name} for about {seconds:g} s"):
+        what = f"measuring {job.model.name} for about {seconds:g} s"
+        if not console.err.is_terminal:
+            console.note(what)
+        with console.err.status(what):
             together = _run(
                 cases.together, cases.needed, seconds * (1 - OTHERS_SHARE * len(apart)), folder / "together"
             )

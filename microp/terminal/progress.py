@@ -15,20 +15,36 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from microp.terminal.console import err
+from microp.terminal.console import err, line
 
 POLL_S = 0.25  # between two looks at a rank's rows; long, because the ranks need the cores
+LINE_S = 10.0  # between two lines where there is no terminal
 ESTIMATE_S = 24 * 3600.0  # of the past, from which the time that is left is estimated
 
 
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar with the time that is left, and give the function that is told the share that is done."""
+    """Show a bar with the time that is left, and give the function that is told the share that is done.
+
+    Where there is no terminal, a line now and then.
+    """
+    if not err.is_terminal:
+        said = monotonic()
+
+        def tell(share: float) -> None:
+            nonlocal said
+            if monotonic() - said > LINE_S:
+                said = monotonic()
+                line(f"{what}: {100 * share:.0f} %")
+
+        yield tell
+        return
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as shown:
+    with Progress(*columns, console=err, transient=True) as shown:
         task = shown.add_task(what, total=1.0)
         yield lambda share: shown.update(task, completed=share)
 

@@ -108,3 +108,12 @@ def test_a_point_weighs_its_steps_in_the_bar_of_a_sweep(tmp_path):
     board.skip()  # another process ran the second
     assert sweep.completed == sweep.total
     board.close()
+
+
+def test_without_a_terminal_a_long_search_says_now_and_then_how_far_it_is(monkeypatch):
+    said = []
+    monkeypatch.setattr(progress, "LINE_S", -1.0)
+    monkeypatch.setattr(progress, "line", said.append)
+    with progress.bar("searching plans") as tick:
+        tick(0.25)
+    assert said == ["searching plans: 25 %"]
