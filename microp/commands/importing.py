@@ -113,7 +113,9 @@ def _import(options: argparse.Namespace) -> None:
         rate = 100 * (then / order.chunks / (now / traced.schedule.chunks) - 1)
         bubbles = " for ".join(f"{float(trace.bubble_fraction(spans)):.4f}" for spans in (answer, alike))
         held, words = max(foreign.in_flight(order, answer)), shlex.join(options.what_if)
-        print(f"what if {words}: step {then:.4g} ms; the traced order, priced alike, {now:.4g} ms")
+        off = 1e8 * now / median(float(trace.makespan(spans)) for spans in every) - 100
+        print(f"what if {words}: step {then:.4g} ms; the traced order, priced alike with the median times of actions,")
+        print(f"  {now:.4g} ms, {off:+.1f} % of the measured step: compare with that")
         print(f"  per microbatch {rate:+.1f} %; bubble {bubbles}; in flight at most {held:g}")
         print(*(f"  assumed: {note}" for note in usual * (sizes != layers) + assumed), sep="\n")
     if options.profile:
