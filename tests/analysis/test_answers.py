@@ -255,7 +255,7 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
     point = {"device.name": "emulated", "device.per": [], "batch_size": 8, "replicas": 1, "chunks": 2, "ranks": 2}
     both = unscaled([point, {**point, "chunks": 4, "ranks": 4}])
     assert "per stage, whatever its layers, and per microbatch, whatever its rows, so more" in both
-    assert "equal stages, chunks and batch_size, or give the times of one layer and row with" in both
+    assert "equal stages, chunks and batch_size, or set device.per=[layer,row], with" in both
     rows["config.device.per"] = [["row"] for _ in rows.index]
     assert sweep.answer(rows, ["chunks"]).startswith("Fastest of 2 points: 8")
 

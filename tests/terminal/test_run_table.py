@@ -129,7 +129,7 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     for work, remedy in ((0.9, "use longer times, or a smaller model"), (0.1, "idle machine, or with longer times")):
         short = row("", step_ms=WIDE, overruns=120, actions=640, nominal={"step": 37.5, "work": work})
         [said] = [text for text in (" ".join(lines([short])),) if "37.500 x nominal" in text]
-        assert f"{100 * work:.0f} % real work)" in said
+        assert f"{100 * work:.0f} % real work" in said
         assert said.endswith(f"{remedy}.")
     crowded = " ".join(lines([rows[1]._replace(env={"cores": 1})]))
     assert "disturbed: this run (spread 451 %); more ranks than cores measure the cores: use fewer ranks, or" in crowded
