@@ -30,7 +30,7 @@ demo: $(READY)
 	$(BIN)/python -m analysis
 
 test: lint
-	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 4 --dist worksteal --durations=15 && wait $$types
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 5 --dist worksteal --durations=15 && wait $$types
 
 soak: $(READY)
 	$(BIN)/python -m pytest tests/test_soak.py --times 20

@@ -65,6 +65,11 @@ def pytest_ignore_collect(collection_path, config):
     return (collection_path.name == "test_soak.py" and not config.option.times) or None
 
 
+def pytest_collection_modifyitems(items):
+    """Tests of whole commands, which wait much, begin first: at the end they would run alone."""
+    items.sort(key=lambda item: item.path.parent.name not in ("points", "worker"))
+
+
 @pytest.fixture(scope="session")
 def whole(request):
     """Whether all combinations are wanted, as in the soak test, where models, modes or schedules else take turns."""
