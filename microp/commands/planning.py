@@ -132,7 +132,7 @@ def make_plan(config: PlanConfig) -> Plan:
     cap = memory_cap(config) if config.memory_gib is None else config.memory_gib * GIB
     most = min(config.batch_size, MOST_CHUNKS * config.ranks)
     chunks = wanted.chunks or [2**power for power in range(most.bit_length())]
-    knobs = {"stages_per_rank": wanted.stages_per_rank, "slices": wanted.slices or SLICES}
+    knobs = {**{key: getattr(wanted, key) for key in KNOBS}, "slices": wanted.slices or SLICES}
     space = Space(wanted.schedule, chunks, wanted.checkpointing, wanted.partition, knobs, wanted.replicas)
     count = sum(1 for _ in space.choices())
     if count > MOST:
@@ -314,7 +314,8 @@ def show_plans(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run:
         about=f"{size}: predicted peak of the fullest rank.",
     )
     layers = [_sizes(plan["sizes"]) for plan in plans]
-    orders = [f"{plan['schedule']} slices={plan['slices']}" if plan["slices"] else plan["schedule"] for plan in plans]
+    told = [[f"{key}={plan[key]}" for key in KNOBS[1:] if plan[key]] for plan in plans]  # stages are seen in `layers`
+    orders = [" ".join([plan["schedule"], *words]) for plan, words in zip(plans, told, strict=True)]
     binds = [plan["binds"] for plan in plans]
     table = [
         Column("", [f"plan{number}" for number in range(1, len(plans) + 1)], "left", 100),

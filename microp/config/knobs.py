@@ -120,7 +120,7 @@ def unused(config: schema.Config) -> dict[str, Unused]:
 
 
 def chosen(
-    config: schema.Config, schedule: str, checkpointing: str, replicas: int, knobs: Iterable[tuple[str, int]] = ()
+    config: schema.Config, schedule: str, checkpointing: str, replicas: int, knobs: Iterable[tuple[str, Any]] = ()
 ) -> schema.Config:
     """Return the configuration of a run with one choice of a plan; `chunks` is left as it is."""
     name, _, segments = checkpointing.partition("=")

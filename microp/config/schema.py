@@ -165,6 +165,8 @@ class SpaceConfig:
     stages_per_rank: Annotated[list[int], Range(1, 1000)] = MISSING
     # of seq_1f1b, along the sequence; by default 2 and 4, if the model has slices
     slices: Annotated[list[int] | None, Range(1, 1000)] = MISSING
+    group: Annotated[list[int] | None, Range(1, 10_000)] = MISSING  # of those that have it, by default their own
+    warmup: Annotated[list[str] | None, OneOf("double", "single")] = MISSING  # of interleaved, by default double
     replicas: Annotated[list[int], Range(1, 10_000)] = MISSING  # into how many pipelines the ranks are divided
 
 

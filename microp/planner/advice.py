@@ -66,7 +66,8 @@ def _single(pricer: Pricer, now: Choice) -> Iterator[tuple[str, Choice]]:
             yield words, now._replace(checkpointing=each)
     for name in ORDERS:
         if name != now.schedule:
-            knobs, asked, words = knobs_of(name), dict(now.knobs), f"schedule={name}"
+            knobs = {key: value for key, value in knobs_of(name).items() if isinstance(value, int)}
+            asked, words = dict(now.knobs), f"schedule={name}"
             for key in (key for key, value in knobs.items() if asked.get(key, value) != value):
                 words += f" schedule.{key}={knobs[key]}"
             new = now._replace(schedule=name, knobs=tuple(knobs.items()))

@@ -23,7 +23,7 @@ from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks
 
 ORDERS = {name: build for name, build in builders.ORDERS.items() if name != "naive"}
-KNOBS = ("stages_per_rank", "slices")  # of group schedule: what is chosen beside the schedule
+KNOBS = ("stages_per_rank", "slices", "group", "warmup")  # of group schedule: what is chosen beside the schedule
 POLICIES = ("never", "except_last", "always")  # and segments=n
 
 
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
     chunks: int
     checkpointing: str = "never"  # `never`, `always`, `except_last`, or `segments=2`
     partition: str = "uniform"  # `uniform` or `balanced`, or `given` for sizes that the user chose
-    knobs: tuple[tuple[str, int], ...] = ()  # the keys of the schedule that are chosen, with their values
+    knobs: tuple[tuple[str, Any], ...] = ()  # the keys of the schedule that are chosen, with their values
     replicas: int = 1  # the number of pipelines that the devices are divided into
 
     def words(self) -> list[str]:
@@ -82,7 +82,7 @@ class Subject:
     as_run: Callable[[str, Schedule, int], Schedule] = lambda _, schedule, __: schedule
 
 
-def knobs_of(schedule: str) -> dict[str, int]:
+def knobs_of(schedule: str) -> dict[str, Any]:
     """Return the knobs of a schedule, with their defaults."""
     parameters = signature(ORDERS[schedule]).parameters
     return {key: parameters[key].default for key in KNOBS if key in parameters}

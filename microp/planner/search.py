@@ -38,15 +38,16 @@ class Space(NamedTuple):
     chunks: Sequence[int] = (4, 8, 16, 32)
     checkpointing: Sequence[str] = ("never", "always")
     partitions: Sequence[str] = ("uniform", "balanced")
-    knobs: Mapping[str, Sequence[int]] = {"stages_per_rank": (2,), "slices": (2,)}
+    # those that a schedule may have, with their values; None, or of one that is not here: its default
+    knobs: Mapping[str, Sequence[Any] | None] = {"stages_per_rank": (2,), "slices": (2,)}
     replicas: Sequence[int] = (1,)
 
     def choices(self) -> Iterator[Choice]:
         """Yield every choice; with one stage per rank a looped schedule is another one, and is left out."""
         for replicas, chunks, name in product(self.replicas, self.chunks, self.schedules):
             keys = knobs_of(name)
-            for values in product(*(self.knobs[key] for key in keys)):
-                knobs = tuple(zip(keys, values, strict=True))
+            for values in product(*(self.knobs.get(key) or (None,) for key in keys)):
+                knobs = tuple(knob for knob in zip(keys, values, strict=True) if knob[1] is not None)
                 if name in LOOPED and ("stages_per_rank", 1) in knobs:
                     continue
                 for policy, partition in product(self.checkpointing, self.partitions):

@@ -146,3 +146,13 @@ def test_an_order_with_fewer_stages_per_rank_than_now_is_advised_with_their_numb
     looped = [words for words, plan in changes(pricer, now, 0.99 * now.peak) if plan.choice.knobs == two]
     assert looped
     assert all(words.endswith(" schedule.stages_per_rank=2") for words in looped)
+
+
+def test_groups_and_warm_up_are_searched_where_they_are_given():
+    knobs = {"stages_per_rank": (2,), "group": (4, 6), "warmup": ("single",)}
+    space = Space(("interleaved", "gis", "1f1b"), (8,), ("never",), ("uniform",), knobs)
+    assert [" ".join(choice.words()[2:]) for choice in space.choices()] == [
+        *(f"schedule.stages_per_rank=2 schedule.group={group} schedule.warmup=single" for group in (4, 6)),
+        *(f"schedule.stages_per_rank=2 schedule.group={group}" for group in (4, 6)),
+        "",
+    ]
