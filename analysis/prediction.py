@@ -108,7 +108,7 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
     if known["tau"].notna().any():
         text += " Kendall's tau: 1 if the prediction ranks configurations as measured, -1 if in reverse."
     if known["regret"].notna().any():
-        text += " Regret: how much longer the configuration of least predicted time took than the fastest one."
+        text += " Regret: how much longer the plan of least predicted time, of several the slowest, took than the best."
     figure, axes = plot.panels(2, 3.2)
     scatter(axes[0], table.assign(hollow=table["measured.wide"]), "group", "measured", "predicted", "step")
     known = known.assign(shown=(100 * known["median"]).clip(lower=SMALLEST))
@@ -214,7 +214,8 @@ def _draw(table: pd.DataFrame) -> Any:
 def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
     for kind, look in named.items():
         own = table[table["kind"] == kind]
-        _shares(axis, own["error"], color=look.colour, marker=look.marker, markersize=4)
+        fill = "none" if own["disturbed"].all() else "full"
+        _shares(axis, own["error"], color=look.colour, marker=look.marker, markersize=4, fillstyle=fill)
         _shares(axis, own["noise"].dropna(), color=look.colour, linestyle=NOISE, linewidth=1)
     for distance in (1, 5):
         axis.axvline(distance, **looks.THIN)

@@ -71,13 +71,13 @@ def doubts(table: pd.DataFrame, value: str) -> str:
 
 
 def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, value: str = TIME) -> str:
-    """Return which of two points takes less time, in words: of one launch, or if both are disturbed, both times alone.
+    """Return which of two points takes less time, in words: of one launch both times alone.
 
     `rows` and `others` have one row per launch; `value` is the column of the time in ms.
     """
     result = compare(launch_times(rows, value), launch_times(others, value))
     noisy = [bool(side["disturbed"].any()) for side in (rows, others)]
-    if min(result.launches) > 1 and not all(noisy):
+    if min(result.launches) > 1:
         return f"{result.sentence(name, other)}{' (disturbed)' * any(noisy)}"
     first, second = (number(side[value].median()) for side in (rows, others))
     mine, its = (" (disturbed)" * is_noisy for is_noisy in noisy)

@@ -25,7 +25,7 @@ from microp.terminal import Column, console, counted, err, show_columns
 
 FILES = "traces of torch.profiler, one per rank (also .gz), or Chrome JSON or CSV of all ranks"
 LAYERS = 8  # of a stage, if that is not known
-ASKED = re.compile(r"(schedule|partition|model|chunks|ranks)\b")  # what a word of --what-if may change
+ASKED = re.compile(r"(schedule|partition)\b|(model|chunks|ranks)=")  # what a word of --what-if may change
 ROWS = 32  # the most ranks of a timeline
 BUBBLES = {"gpipe, idle / total": trace.bubble_fraction, "megatron, idle / ideal": trace.megatron_bubble}
 BUBBLES["zero bubble, idle / longest span of a rank"] = trace.zero_bubble_rate

@@ -265,9 +265,9 @@ def _notes(plan: Plan, found: Found) -> list[str]:
     elif any(choice.replicas > 1 for choice in choices) and not getattr(plan.config.device, "reduce_ms", None):
         notes.append("the sums of the gradients over the replicas take no time here: they are not known")
     if cap is not None and found.over and found.over[-1].step < found.front[0].step:
-        faster = found.over[-1]
+        faster, unit = found.over[-1], "ms" if prices.is_known else "units"
         notes.append(
-            f"memory binds: {' '.join(faster.choice.words())} would take {faster.step:.4g}, "
+            f"memory binds: {' '.join(faster.choice.words())} would take {faster.step:.4g} {unit}, "
             f"{100 * (1 - faster.step / found.front[0].step):.1f} % less than plan1, with {size_text(faster.peak)}"
         )
     return notes

@@ -89,7 +89,8 @@ def refusal(error: BaseException) -> list[str]:
     if (own := typed_words().config_name) and ("Value 'calc:" in text or "appears more than once" in text):
         text = f"In '{own}': {text.partition(': Value ')[0]}"
     remedy = _remedy(text, key)
-    near = [] if remedy else get_close_matches(key, names, 1) or [name for name in names if key == _initials(name)]
+    alike = [name for name in names if key in (name.rpartition(".")[2], _initials(name))]
+    near = [] if remedy else [name for name in alike if "." in name] or get_close_matches(key, names, 1) or alike
     text += remedy
     if isinstance(error, MissingConfigException) and not near:
         text += _where(str(error.missing_cfg_file), text, names)
@@ -100,12 +101,14 @@ def _remedy(text: str, key: str) -> str:
     """Return what to do where another library's error does not say it; empty if it does."""
     group, _, knob = key.partition(".")
     several = "several values are a sweep, as 4,8 with -m, or as 4,8 and no list below a file's hydra.sweeper.params"
+    several += ", and in Python a list for microp.sweep"
     remedies = {
         "Ambiguous value": "several values are a sweep, add -m",
         "of type 'list'": several,
         "of type 'ListConfig'": several,
         **dict.fromkeys(
-            ("is not defined for", "invalid decimal"), """quote names, ${calc:'"${model.name}" == "gpt"'}"""
+            ("is not defined for", "invalid decimal"),
+            """a key is written ${chunks}, and names in quotes, ${calc:'"${model.name}" == "gpt"'}""",
         ),
         "'calc:": "an expression is written ${calc:'...'}",
         "more than once": "name one base there, `config`, and an option of a group by `override GROUP: NAME`",

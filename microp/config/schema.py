@@ -238,6 +238,8 @@ def all_keys() -> list[str]:
     keys = {field.name for kind in KINDS.values() for field in fields(kind)}
     for group, options in OPTIONS.items():
         keys |= {f"{group}.{field.name}" for kind in options.values() for field in fields(kind)}
+    for group in GROUPS:
+        keys |= {f"{group}.{key}" for option in options_of(group) for key in values_of(f"{group}/{option}")}
     return sorted(keys)
 
 

@@ -112,7 +112,14 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
     # 3. what there is to say about them
     notes += [*(f"left out: {fault}" for fault in faults), *_missing_receives(lanes, kept, schedule)]
     has_kernels = any(len(lane.kernels) for lane in lanes)
-    notes += ["an action lasts from the begin of its first GPU kernel to the end of its last one"] * has_kernels
+    device = (
+        "an action with GPU kernels lasts from the begin of the first to the end of the last one, others as the host"
+    )
+    notes += [device] * has_kernels
+    for rank, lane in enumerate(lanes):
+        once, every = len(_alone(rank, lane)), len(lane.of(*OPS))
+        if once < every < 2 * once:
+            notes.append(f"{lane.name}: {every - once} of {once} actions have a range inside another, which counts")
     return Traced(_named(schedule), lanes, notes, kept, "cuda" if has_kernels else "cpu")
 
 
@@ -209,14 +216,14 @@ def _spans(rank: int, lane: Lane) -> Iterator[tuple[Mark, Span]]:
 
 
 def _alone(rank: int, lane: Lane) -> list[Range]:
-    """Return the ranges of actions, none inside another; where an action's range contains it again, the inner one."""
+    """Return the ranges of actions, none inside another; where torch's range of one contains a marked one, that."""
     kept: list[Range] = []
     for each in lane.of(*OPS):
         if each.mark.stage is None:
             each = each._replace(mark=each.mark._replace(stage=rank))
         if kept and each.start < kept[-1].end - SLACK:
             outer = kept.pop()
-            if each.end > outer.end + SLACK or each.mark != outer.mark:
+            if each.end > outer.end + SLACK or each.mark != outer.mark or not len(lane.operators):
                 action, other = ("{1}{0}{2}".format(*one.mark).replace("None", "") for one in (each, outer))
                 raise TraceError(f"{lane.name}: {action} begins before {other} has ended: give one lane per rank")
         kept.append(each)
@@ -236,7 +243,9 @@ def align(found: Traced) -> Traced:
         # 1. the bounds
         least, action, off = _bounds(rows, sources, {stage: clocks[rank] for stage, rank in schedule.placement.items()})
         if off > MOST * max(row.ended - row.began for row in rows):
-            left_out.append(f"left out: step {step}: {action} begins {off / 1e6:.3g} ms before its input was made")
+            where = found.lanes[schedule.placement[action.stage]].name if action else ""
+            early = f"{action} ({where}) begins {off / 1e6:.3g} ms before its input was made"
+            left_out.append(f"left out: step {step}: {early}")
             continue
         # 2. the offset of each clock, and by how much one may be off; noise is shared out
         least = least - off
@@ -254,18 +263,18 @@ def align(found: Traced) -> Traced:
     return found._replace(steps=steps, notes=found.notes + left_out, clocks=text if len(files) > 1 else "one clock")
 
 
-def _bounds(rows: Sequence[RankStep], sources: Sources, clocks: Mapping[int, int]) -> tuple[Any, str, float]:
+def _bounds(rows: Sequence[RankStep], sources: Sources, clocks: Mapping[int, int]) -> tuple[Any, Action | None, float]:
     """Return [a, b], the least o(b) - o(a), for all pairs of clocks, and the worst action with its contradiction."""
     spans = {span.action: span for row in rows for span in row.spans}
-    least, needs = np.full((max(clocks.values()) + 1,) * 2, -np.inf), [(0, "an action")]
+    least = np.full((max(clocks.values()) + 1,) * 2, -np.inf)
+    needs = {action: spans[source].end - spans[action].start for action, source in sources.items()}
     for action, source in sources.items():
-        needs.append((spans[source].end - spans[action].start, str(action)))
         pair = clocks[source.stage], clocks[action.stage]
-        least[pair] = max(least[pair], needs[-1][0])
+        least[pair] = max(least[pair], needs[action])
     np.fill_diagonal(least, np.maximum(least.diagonal(), 0))
-    for middle in range(len(least)):
+    for middle in range(len(least)) if len(least) > 1 else ():
         least = np.maximum(least, least[:, middle, None] + least[None, middle, :])
-    return least, max(needs)[1], float(least.diagonal().max())
+    return least, max(needs, key=needs.__getitem__, default=None), float(least.diagonal().max())
 
 
 def _moved(rows: Sequence[RankStep], sources: Sources, by: Sequence[int]) -> list[RankStep]:

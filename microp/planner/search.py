@@ -98,7 +98,8 @@ def _priced(
 def front_of(plans: Iterable[Priced]) -> list[Priced]:
     """Return the plans that no other one beats in both time and memory, the fastest first; of equal ones the first."""
     front: list[Priced] = []
-    for plan in sorted(plans, key=lambda each: (each.step, each.peak)):  # stable: equal plans keep their order
+    # times that differ by rounding are equal; stable: equal plans keep their order
+    for plan in sorted(plans, key=lambda each: (float(f"{each.step:.9g}"), each.peak)):
         if not front or plan.peak < front[-1].peak * (1 - CLOSE):
             front.append(plan)
     return front

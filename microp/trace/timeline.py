@@ -33,7 +33,7 @@ from microp.trace.spans import Span, Spans, as_spans, may_be_slices
 Line = list[Cells]
 LEAST = 20  # columns of time, however narrow the terminal
 MEANING = {
-    "predicted": "the whole step, known before the run; with the optimizer if its time is",
+    "predicted": "the whole step, before the run (with the optimizer where its time is known)",
     "simulated": "with the given costs",
     "replayed": "simulated with the step's own median action times",
     "measured": "the last measured step",

@@ -206,7 +206,7 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     assert "(spread too wide: 2 of 2): 8 with 135 ms per step [122, 148] (its spread is too wide), with" in said
     rows = own(tmp_path, (0.99, 1.0, 1.01), disturbed=True)
     two, eight = (rows[rows["chunks"] == chunks] for chunks in (2, 8))
-    assert versus("8", eight, "2", two) == "8 takes 135 ms (disturbed), against 180 ms for 2 (disturbed)"
+    assert versus("8", eight, "2", two) == "8 is 25.0 % faster than 2 [25.0 %, 25.0 %], 3 launches each (disturbed)"
     assert versus("8", eight, "2", two.assign(disturbed=False)).startswith("8 is 25.0 % faster than 2")
 
 

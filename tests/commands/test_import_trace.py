@@ -98,6 +98,11 @@ def test_what_if_profile_and_csv(folder):
         (["spans.csv", "--rows", "0"], "argument --rows: 0: give numbers from 1"),
         (["spans.csv", "--what-if", "schedule=none"], "Could not find 'schedule/none'"),
         (["spans.csv", "--what-if", "chunks=0"], "chunks=0"),
+        (
+            ["spans.csv", "--what-if", "model.layers=12"],
+            "--what-if model.layers=12: it takes schedule, chunks, ranks and",
+        ),
+        (["twice.csv"], "twice.csv, rank 0: 0F0 begins before 0F0 has ended"),
         (["spans.csv", "--what-if", "partition=sizes", "partition.sizes=[8,9]"], "partition.sizes=[8, 9]"),
         (["spans.csv", "--what-if", "schedule=interleaved", "chunks=8", "ranks=64"], "16 layers are too few for 128"),
         (["spans.csv", "--what-if", "schedule=zb_h1", "schedule.drain=up"], "schedule.drain"),
@@ -106,6 +111,8 @@ def test_what_if_profile_and_csv(folder):
     ],
 )
 def test_bad_input_is_one_line(folder, words, said):
+    rows = (folder / "spans.csv").read_text()
+    (folder / "twice.csv").write_text(f"{rows}\n0,F,0,0,1,2")  # a part of what stands there already
     done = microp(*words, folder=folder, program=PROGRAM)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith(f"error: {said}")
