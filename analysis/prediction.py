@@ -192,9 +192,7 @@ def _summary(kind: Any, own: pd.DataFrame) -> str:
     error, noise = own["error"].abs(), own["noise"].abs().dropna()
     most = f"90 % of runs within {percent(error.quantile(0.9))}"
     text = f"{kind}, {counted(len(own), 'run')}{doubts(own, 'error')}: median error {percent(error.median())}, {most}"
-    if noise.empty:
-        return text
-    return f"{text} (noise {percent(noise.median())} and {percent(noise.quantile(0.9))})"
+    return text if noise.empty else f"{text} (noise {percent(noise.median())} and {percent(noise.quantile(0.9))})"
 
 
 def _draw(table: pd.DataFrame) -> Any:
