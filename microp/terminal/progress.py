@@ -37,7 +37,7 @@ def bar(what: str) -> Iterator[Callable[[float], None]]:
 
         def tell(share: float) -> None:
             nonlocal said
-            if monotonic() - said > LINE_S:
+            if monotonic() - said > LINE_S and share < 1:
                 said = monotonic()
                 line(f"{what}: {100 * share:.0f} %")
 

@@ -80,7 +80,7 @@ def test_only_the_header_tells_of_a_panel_that_is_not_drawn_and_of_a_prediction(
     assert "predicted" not in "\n".join(lines)
     lines = drawn({"measured": spans}, scale=MILLISECONDS, predicted={"step_ms": 31.5, "bubble": 0.25})
     assert lines[0].startswith("predicted 31.5 ms, bubble 0.250 · measured 30 ms, ")
-    assert "predicted: the whole step, known before the run" in "\n".join(lines)
+    assert "predicted: the whole step, before the run" in "\n".join(lines)
 
 
 def test_a_stage_is_named_where_a_rank_holds_several():
