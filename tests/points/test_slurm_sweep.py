@@ -154,13 +154,14 @@ def test_a_job_is_asked_for_as_launch_says(tmp_path, slurm, monkeypatch):
     assert asked >= {"--time=90", "--no-requeue", "--mem=8G", "--exclusive", "module load cuda", "--signal=USR2@30"}
 
 
-def test_the_tasks_of_a_job_are_the_ranks_of_its_point(slurm, monkeypatch):
+def test_the_tasks_of_a_job_are_the_ranks_of_its_point(slurm, monkeypatch, tmp_path):
     """submitit starts a job's tasks on this host, with all that they get from it under Slurm but Slurm itself."""
     sweep, [point] = planned_sweep(points=1)
     local = LocalExecutor(sweep._plan.folder / "slurm")
     local.update_parameters(tasks_per_node=2, timeout_min=10)
     job = slurm_sweep.PointJob(point.record(), False)
     monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     local.submit(job).results()
     attempt = point.finished()
     assert attempt is not None
