@@ -112,10 +112,7 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
     # 3. what there is to say about them
     notes += [*(f"left out: {fault}" for fault in faults), *_missing_receives(lanes, kept, schedule)]
     has_kernels = any(len(lane.kernels) for lane in lanes)
-    device = (
-        "an action with GPU kernels lasts from the begin of the first to the end of the last one, others as the host"
-    )
-    notes += [device] * has_kernels
+    notes += ["an action with GPU kernels lasts as long as these, one without as long as its range"] * has_kernels
     for rank, lane in enumerate(lanes):
         once, every = len(_alone(rank, lane)), len(lane.of(*OPS))
         if once < every < 1.5 * once:  # of most actions, as torch marks them too: those that it overlaps it does not
