@@ -46,8 +46,7 @@ def microp(*arguments: str, folder: Path, program: str = "microp.run", **environ
 def _as_typed(program: str, arguments: Sequence[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
     """Let this process be one of a user's, and afterwards the tests' again.
 
-    Hydra composes a configuration twice, at first to read `hydra.mode`: once is enough where no word sets it. For
-    `--help` it lists all groups, which takes most of the time, and our page does not show them.
+    Hydra composes a configuration twice, at first to read `hydra.mode`: once is enough where no word sets it.
     """
     own, numbers = environment_of(folder, environment), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers, modules, sets_mode = [*map(signal.getsignal, numbers)], {*sys.modules}, ("-cn", "--config", "hydra")
@@ -64,7 +63,6 @@ def _as_typed(program: str, arguments: Sequence[str], folder: Path, environment:
         patch.setattr(factory, "_checked_models", {})  # another test may have a model of the same name
         patch.setattr(sys, "argv", [program, *arguments])
         patch.setattr(sys, "path", [str(folder), *sys.path])
-        patch.setattr(Hydra, "format_config_groups", lambda *_, **__: "")
         if not any(word.startswith(sets_mode) for word in arguments):
             patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         importlib.invalidate_caches()

@@ -137,7 +137,7 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     """Print the step, the bubbles, where the time went, and how well the replay meets the step."""
     schedule, every, ranks = traced.schedule, list(traced.spans.values()), range(len(traced.schedule.ranks))
     makespans = [float(trace.makespan(spans)) / 1e6 for spans in every]
-    order = {foreign.FOREIGN: "one that microp does not build"}.get(schedule.name, schedule.name)
+    order = "one that microp does not build" if schedule.name == foreign.FOREIGN else schedule.name
     print(f"{len(ranks)} ranks, {schedule.chunks} microbatches, {counted(len(every), 'step')}; the order is {order}")
     print(f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end")
     for name, bubble in BUBBLES.items():

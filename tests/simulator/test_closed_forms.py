@@ -195,7 +195,7 @@ def test_a_heavy_first_stage_is_cheaper_than_a_heavy_last_one() -> None:
 
 
 def _interleaved_shapes(most: int) -> Iterator[tuple[int, int, Schedule]]:
-    """K, M mod G and the order for every group, warmup and extra warmup of up to so many ranks."""
+    """Interleaved orders of 2 to `most` ranks, each with K and the microbatches of its last round, M mod G."""
     for ranks, loops in product(range(2, most + 1), (2, 3)):
         for chunks in range(ranks, 3 * ranks + 3):
             for group, warmup, extra in product(range(ranks, chunks + 1), ("single", "double"), (0, 1)):
