@@ -115,7 +115,7 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
     notes += ["an action with GPU kernels lasts as long as these, one without as long as its range"] * has_kernels
     for rank, lane in enumerate(lanes):
         once, every = len(_alone(rank, lane)), len(lane.of(*OPS))
-        if once < every < 1.5 * once:  # of most actions, as torch marks them too: those that it overlaps it does not
+        if once < every < 1.5 * once:  # torch's own ranges hold the marked ones of most actions
             notes.append(f"{lane.name}: {every - once} of {once} actions have a range inside another, which counts")
     return Traced(_named(schedule), lanes, notes, kept, "cuda" if has_kernels else "cpu")
 
