@@ -156,6 +156,7 @@ class _Probe:
         meter = MemoryMeter(subject.tensors())
         found: dict[int, LayerBytes] = {}
         entries: dict[int, _Watched] = {}
+        in_first_graphs = linear = None
         with meter:
             for first in (0, count):
                 for unit in range(first, first + count):
@@ -183,9 +184,20 @@ class _Probe:
                     in_backward, left = meter.peak_bytes - before, meter.bytes - before + own.activation
                     input_pending, gradient_pending = entries[unit].bytes, given.bytes
                     meter.peak_bytes = with_pending = meter.bytes
-                    if split:
+                    in_weight = in_graphs = freed = 0
+                    if split:  # Linears and other modules apart, with all that waits for W
+                        waiting = subject.waiting(unit)
+                        linears, graphs = [*waiting.linears], [*waiting.graphs]
+                        waiting.graphs = []
                         subject.weight_gradient(unit, None)
-                    in_weight, pending = meter.peak_bytes - with_pending, with_pending - meter.bytes if split else 0
+                        in_weight, made = meter.peak_bytes - with_pending, meter.bytes - with_pending
+                        meter.peak_bytes, waiting.graphs = meter.bytes, [*graphs]
+                        subject.weight_gradient(unit, None)
+                        in_graphs, freed = meter.peak_bytes - with_pending, with_pending - meter.bytes
+                        if linear is None:
+                            linear, in_first_graphs = made, in_graphs
+                        del linears, graphs
+                    pending = with_pending - meter.bytes if split else 0
                     products = min(in_weight, small)
                     found[unit - first] = own._replace(
                         pending=pending,
@@ -193,6 +205,8 @@ class _Probe:
                         in_backward=in_backward,
                         in_weight=in_weight - products,
                         products=products,
+                        in_graphs=in_graphs,
+                        freed=freed,
                         input_pending=input_pending,
                         gradient_pending=gradient_pending,
                     )
@@ -208,6 +222,8 @@ class _Probe:
                 in_forward=forward,
                 past=past,
                 in_full=full,
+                in_first_graphs=in_first_graphs or 0,
+                linear=linear or 0,
                 frozen=self._fixed,
                 input_unsaved=max(0, found[at].input_kept - of_forward[at]),
                 pending_unsaved=max(0, found[at].input_pending - of_input_gradient[at]),

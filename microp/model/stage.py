@@ -310,6 +310,10 @@ class Stage:
         with self._generators:
             run_together([self._deferred[microbatch] for microbatch in microbatches])
 
+    def waiting(self, microbatch: int) -> Deferred:
+        """Return what the B of a microbatch has left for its W."""
+        return self._deferred[microbatch]
+
     def held(self) -> Iterator[Tensor]:
         """Yield the tensors kept outside autograd's graphs: inputs of segments, and gradients that wait for W."""
         yield from (held.input for kept in self.kept.values() for held in kept)

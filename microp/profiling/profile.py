@@ -24,7 +24,7 @@ import numpy as np
 from microp.settings import ADAM, AS_WRITTEN, Computing, ModelSettings
 from microp.simulator import LayerMemory, LayerTimes, Size
 
-FORMAT = 5  # of the file, which has every field of a profile under its own name
+FORMAT = 6  # of the file, which has every field of a profile under its own name
 DIGITS = 6  # behind the point of its numbers: a nanosecond
 TIMES = ("forward", "full", "backward", "weight", "recompute")
 DIVIDED, UNDIVIDED = "divided", "undivided"

@@ -57,9 +57,13 @@ class LayerMemory(NamedTuple):
     pending: Size = Size()  # kept by B for W, if the backward is divided
     # needed while B runs, in addition to `activation`: also the gradient of the layer's output
     in_backward: Size = Size()
-    in_weight: Size = Size()  # needed while W runs, in addition to `pending` and `products`
-    # made by W and held until the W of the whole stage ends: small gradients, which are added in one call
+    in_weight: Size = Size()  # needed while W runs for Linears, in addition to `pending` and `products`
+    # made by W and held until all Linears of the stage have run: small gradients, which are added in one call
     products: Size = Size()
+    in_graphs: Size = Size()  # needed while W runs, after all Linears', in addition to `pending`
+    in_first_graphs: Size = Size()  # the same of the first W, with the gradients that it makes
+    linear: Size = Size()  # the gradients of Linears, which the first W of a stage makes before all others
+    freed: Size = Size()  # the part of `pending` that W frees as it goes, after all Linears'
     in_forward: Size = Size()  # needed while F runs that keeps nothing, in addition to the tensor that enters
     in_full: Size = Size()  # as `in_backward`, while an undivided B runs; measured where the schedule divides others
     frozen: Size = Size()  # the bytes of its weights that are not trained, and of its buffers
@@ -93,6 +97,10 @@ class LayerBytes(NamedTuple):
     in_backward: float
     in_weight: float
     products: float
+    in_graphs: float
+    in_first_graphs: float
+    linear: float
+    freed: float
     in_forward: float
     in_full: float
     frozen: float
@@ -171,7 +179,7 @@ def stage_bytes(
     first, shared = stage[0], stage[-1].shared  # the part of the output that the last layer keeps too
     backward = partial(_backward, segments, count, leaving, split and not leaving)
     sending = shared if holds.messages and not count else 0.0
-    inputs = [0.0 if segment[-1].is_idle else segment[0].boundary for segment in segments]
+    inputs = list(map(_entered, segments))
     return StageBytes(
         kept=sum(inputs[1:]) + past,
         whole=activation - first.input_kept,
@@ -221,6 +229,11 @@ def _joined(layers: Sequence[LayerBytes]) -> list[LayerBytes]:
     ]
 
 
+def _entered(segment: Sequence[LayerBytes]) -> float:
+    """Return the bytes of a segment's input, which its forward keeps."""
+    return 0.0 if segment[-1].is_idle else segment[0].boundary
+
+
 def _activation(layers: Sequence[LayerBytes]) -> float:
     """Return the bytes that the forward of consecutive layers keeps; what two layers keep counts once."""
     return sum(layer.activation for layer in layers) - sum(layer.shared for layer in layers[:-1])
@@ -229,19 +242,26 @@ def _activation(layers: Sequence[LayerBytes]) -> float:
 def _in_weight(layers: Sequence[LayerBytes], is_first: bool = False) -> float:
     """Return the bytes needed during the W of consecutive layers, in addition to what their B kept.
 
-    `is_first`: it makes the gradients, while all that their B kept is still there.
+    `is_first`: it makes the gradients, those of all Linears first.
     """
-    peak = made = 0.0
+    # 1. all Linears
+    made = sum(layer.linear for layer in layers) if is_first else 0.0
+    peak = made or sum(layer.products for layer in layers) + max(layer.in_weight for layer in layers)
+    # 2. the other modules, layer by layer
     for layer in reversed(layers):
-        peak = max(peak, layer.in_weight + made)
-        made += layer.weights - layer.products if is_first else 0
-    return sum(layer.products for layer in layers) + max(peak, made)
+        peak = max(peak, made + (layer.in_first_graphs - layer.linear if is_first else layer.in_graphs))
+        made += (layer.weights - layer.linear if is_first else 0.0) - layer.freed
+    return peak
 
 
 def _in_forward(segments: Sequence[Sequence[LayerBytes]]) -> float:
     """Return the bytes needed during a forward that keeps the inputs of segments, in addition to these."""
-    layers = [(layer, index) for segment in segments for index, layer in enumerate(segment)]
-    return max(layer.in_forward + (layer.boundary if index else 0) for layer, index in layers)
+    peak = later = 0.0
+    for segment in reversed(segments):
+        needs = [layer.in_forward + (layer.boundary if index else 0) for index, layer in enumerate(segment)]
+        peak = max(peak, max(needs) - later)
+        later += _entered(segment)
+    return peak
 
 
 def _in_taped(layers: Sequence[LayerBytes]) -> float:
@@ -266,8 +286,8 @@ def _backward(
     """Return the bytes needed during the backward of a stage, in addition to what its forward kept.
 
     Every layer was measured with the gradient of its output, which lived until its backward had ended. Inside a segment
-    that gradient is free earlier, and the one of the segment's output lives instead, which is about as large. That of
-    the stage's output lives until the whole backward has ended, and counts apart.
+    that gradient is free earlier, but for what W needs of it, and the one of the segment's output lives instead, which
+    is about as large. That of the stage's output lives until the whole backward has ended, and counts apart.
 
     Args:
         segments: the layers of each segment.
@@ -291,9 +311,11 @@ def _backward(
             is_inner = from_loss and segment is segments[-1] and index + 1 < len(segment)
             apart = min(layer.shared, segment[index + 1].pending) if is_inner else 0
             if leaving and segment is segments[-1]:
-                apart = segment[index + 1].boundary if index + 1 < len(segment) else leaving
+                is_last = index + 1 == len(segment)
+                apart = leaving if is_last else segment[index + 1].boundary - (0 if whole else layer.gradient_pending)
             peak = max(peak, (layer.in_full if whole else layer.in_backward) - freed - apart)
-            freed += layer.activation - kept_by - (0 if whole else layer.pending) - layer.returned
+            pending = layer.pending - (layer.gradient_pending if layer is segments[-1][-1] else 0)
+            freed += layer.activation - kept_by - (0 if whole else pending) - layer.returned
             freed -= sent + (layer.weights if is_first else 0)
             sent = 0
     return peak

@@ -52,6 +52,7 @@ def test_on_processes(tmp_path):
 
 MEMORY = [f"model=gpt schedule=seq_1f1b schedule.slices=4 chunks=3 checkpointing={mode}" for mode in CHECKPOINTING]
 MEMORY += [f"model=mlp model.dim=64 schedule={name} chunks=4" for name in ("gpipe", "zb_h1", "interleaved", "dualpipe")]
+MEMORY += [f"model=gpt chunks=4 {words}" for words in ("schedule=two_bp", "schedule=zb_h1 checkpointing=segments")]
 
 
 @pytest.mark.parametrize("words", [each for each in MEMORY if "except_last" not in each])

@@ -81,11 +81,15 @@ def test_a_tensor_that_two_layers_keep_counts_once():
     assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
 
 
-def test_small_gradients_wait_for_the_end_of_a_stage_s_w():
+def test_small_gradients_wait_for_the_end_of_a_stage_s_linears():
     small = LAYER._replace(in_weight=Size(2, 1), products=Size(5))
     large = LAYER._replace(in_weight=Size(50, 1))
     assert stage_bytes([small] * 3, 2, NEVER).in_weight == 3 * 5 + 2 + 2
     assert stage_bytes([small, large], 2, NEVER).in_weight == 5 + 50 + 2
+    later = LAYER._replace(in_graphs=Size(60), freed=Size(10))  # an embedding's, when those are free
+    assert stage_bytes([later, small], 2, NEVER).in_weight == 60
+    assert stage_bytes([later, later], 2, NEVER).in_weight == 60
+    assert stage_bytes([later, small._replace(freed=Size(10))], 2, NEVER).in_weight == 50
 
 
 def test_recomputed_segments_keep_their_inputs():
@@ -106,10 +110,13 @@ def test_what_enters_a_layer_is_kept_by_operations_alone_inside_a_stage():
 def test_what_some_backwards_of_a_stage_need_in_addition():
     """Two layers that keep 6 each, of which they share 2; a backward needs 9 more, and the last layer's frees 4."""
     own = {"input_kept": Size(2), "in_backward": Size(9), "in_weight": Size(6), "products": Size(1)}
+    own |= {"linear": Size(3), "in_first_graphs": Size(5), "freed": Size(1)}  # 5 bytes of weights: 2 are of no Linear
     layers = [LayerMemory(5, Size(6), Size(2), Size(2), **own)] * 2
     alone = stage_bytes(layers, 1, NEVER)
     assert alone.in_backward == 9  # then 9 - 4
-    assert (alone.own_send, alone.first_backward, alone.first_weight) == (0, 1, 4)
+    assert (alone.own_send, alone.first_backward) == (0, 1)
+    assert alone.in_weight == 2 * 1 + 6  # the small gradients of both, and a large one
+    assert alone.in_weight + alone.first_weight == 2 * 3 + 2 - 1 + 2  # the Linears' first; one layer's graph is free
     after = LayerMemory(5, boundary=Size(6))  # 6 of the 9 are the gradient that has come, which counts apart
     sending = stage_bytes([layers[0], layers[1]._replace(shared=Size(6))], 1, NEVER, after, Holds(messages=True))
     assert sending.in_backward == 9 - 6  # then 9 - 4, without a gradient of 2
