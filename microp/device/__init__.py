@@ -9,7 +9,6 @@
     meters         measure live bytes and stored activations during a step
     memory_probe   measures the memory of a model's layers before a run
     peak           measures the speed of a product of matrices
-    ranges         marks what a profiler shall show
 """
 
 import torch
@@ -21,7 +20,6 @@ from microp.device.emulated import Emulated
 from microp.device.memory_probe import probe_layers
 from microp.device.meters import ActivationMeter, MemoryMeter
 from microp.device.peak import peak_gflops
-from microp.device.ranges import profiler_range
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
 
