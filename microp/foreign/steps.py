@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations
 from math import inf
-from operator import itemgetter
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -137,7 +136,7 @@ def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], 
     notes = [*notes, *[f"{given} are read as one whole pipeline"] * is_part]
     if all(each.mark.stage is not None for lane in lanes for each in lane.of(*OPS)):
         firsts = [lane.rank if lane.is_exact else min(each.mark.stage or 0 for each in lane.of(*OPS)) for lane in lanes]
-        return [lane for _, lane in sorted(zip(firsts, lanes, strict=True), key=itemgetter(0))], notes
+        return [lanes[at] for _, at in sorted(zip(firsts, range(len(lanes)), strict=True))], notes
     is_even = len({after - before for before, after in pairwise(ranks)}) == 1 and world % len(lanes) == 0
     if not (is_even if is_part else ranks == list(range(len(lanes)))):
         raise TraceError(f"{given} are given ({lanes[0].file}, ...), and no stages: give all ranks of one pipeline")
@@ -174,6 +173,8 @@ def _steps_of(rank: int, lane: Lane) -> dict[int, RankStep]:
             repeated += (repeated, action) in seen
             seen.add((repeated, action))
         found[at + repeated].append(span._replace(microbatch=action.microbatch))
+    if not found:
+        raise TraceError(f"{lane.name}: no action lies within its steps: put profiler.step() around whole steps")
     # 2. when the steps began and ended
     steps, laters = {}, [each[0].wait_start for each in found.values()][1:]
     for at, spans, later in zip(found, found.values(), [*laters, inf], strict=True):

@@ -277,6 +277,12 @@ def test_waits_in_ranges_that_have_no_receive_are_refused(tmp_path):
         read(*as_chrome(tmp_path, early))
 
 
+def test_actions_outside_of_all_steps_are_refused(tmp_path):
+    (tmp_path / FILES[0]).write_text(json.dumps([slice_of("PP:0F0", 5, 6), slice_of("ProfilerStep#1", 0, 2)]))
+    with pytest.raises(TraceError, match="rank 0: no action lies within its steps"):
+        read(tmp_path / FILES[0])
+
+
 def test_a_step_of_another_order_is_left_out(tmp_path):
     steps = [spans_of(build(2, 4)) for build in (one_f_one_b, gpipe, one_f_one_b)]
     aligned, notes = read(as_csv(tmp_path / "spans.csv", *steps))
