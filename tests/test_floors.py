@@ -185,7 +185,7 @@ ALLOWED = {
         # torch shows each tensor that is made only to such a mode; profilers are too slow within a step
         "torch.utils._python_dispatch.TorchDispatchMode"
     },
-    "foreign/marking.py": {
+    "device/marking.py": {
         "torch._C._profiler._RecordFunctionFast"  # takes 0.02 ms of what it times, torch.profiler.record_function 0.1
     },
     "model/stage.py": {

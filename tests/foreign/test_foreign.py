@@ -11,11 +11,11 @@ import yaml
 
 from microp.commands import importing
 from microp.config import compose_config, make_pricing_job, read_config
+from microp.device import marked
 from microp.foreign import (
     TraceError,
     align,
     make_steps,
-    marked,
     profile_of,
     read_lanes,
     read_names,

@@ -23,7 +23,7 @@ def marked(schedule: Any) -> Iterator[Any]:
     stages = getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]
     if not all(hasattr(stage, name) for stage in stages for name in METHODS):
         raise TypeError(f"{type(schedule).__name__} is not of torch.distributed.pipelining: give a schedule")
-    from torch._C._profiler import _RecordFunctionFast  # late: those who only read traces do without torch
+    from torch._C._profiler import _RecordFunctionFast  # late: a run does without, on any torch
 
     def ranged(method: Callable[..., Any], stage: int, op: str) -> Callable[..., Any]:
         def call(chunk: int, *args: Any, **kwargs: Any) -> Any:
