@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from microp.commands.interface import ConfigError, Price, Run, RunError, load_runs, measure, price, sweep
-    from microp.foreign import marked
+    from microp.device import marked
 
 __version__ = "0.1.0"
 __all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "marked", "measure", "price", "sweep"]
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'microp' has no attribute {name!r}")
     if name == "marked":  # for a training that knows nothing of microp otherwise
-        from microp.foreign import marked
+        from microp.device import marked
 
         return marked
     from microp.commands import interface

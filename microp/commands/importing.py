@@ -21,21 +21,18 @@ from microp.schedule import Schedule, to_torch_csv
 from microp.schedule.builders import LOOPED, ORDERS
 from microp.simulator import Simulated, calibrate_steps, critical_path, replay_steps
 from microp.system import CommandParser, redact_words
-from microp.terminal import Column, console, counted, err, show_columns
+from microp.terminal import Column, console, counted, err, extremes, show_columns
 
-FILES = "traces of torch.profiler, one per rank (also .gz), or Chrome JSON or CSV of all ranks"
 LAYERS = 8  # of a stage, if that is not known
 ASKED = re.compile(r"(schedule|partition)\b|(model|chunks|ranks)=")  # what a word of --what-if may change
-ROWS = 32  # the most ranks of a timeline
-BUBBLES = {"gpipe, idle / total": trace.bubble_fraction, "megatron, idle / ideal": trace.megatron_bubble}
-BUBBLES["zero bubble, idle / longest span of a rank"] = trace.zero_bubble_rate
+IDLE = ("gpipe, idle / total", "megatron, idle / ideal", "zero bubble, idle / longest span of a rank")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the trace of another program's pipeline as a run. Exit code 1: a file cannot be written; 2: bad input."""
     parser = CommandParser(prog="python -m microp.import_trace", description=main.__doc__)
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
+    add("files", nargs="+", type=Path, metavar="FILE", help="of torch.profiler, per rank (also .gz); Chrome JSON; CSV")
     add("--output-dir", type=Path, default=Path("outputs"), help="default: outputs")
     add("--names", type=Path, metavar="YAML", help="what the ranges of this trace are called")
     add("--replay", action="store_true", help="simulate the step with its own times, and draw both")
@@ -64,7 +61,9 @@ def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) 
     if unused := [word for word in words if not ASKED.match(word)]:
         raise foreign.TraceError(f"--what-if {unused[0]}: it takes schedule, chunks, ranks and partition")
     mine = [f"ranks={len(traced.ranks)}", f"chunks={traced.chunks}", f"model.layers={sum(layers)}"]
-    if traced.name in ORDERS and not any(word.startswith("schedule=") for word in words):
+    if not any(word.startswith("schedule=") for word in words):
+        if traced.name not in ORDERS:
+            raise foreign.TraceError("--what-if: microp does not build the traced order: give schedule=... besides")
         per_rank = f"schedule.stages_per_rank={traced.stages // len(traced.ranks)}"
         mine += [f"schedule={traced.name}", *[per_rank] * (traced.name in LOOPED)]
     words = [*mine, "costs.forward=1", "costs.backward=1", *words]
@@ -103,7 +102,7 @@ def _import(options: argparse.Namespace) -> None:
     _show(traced, summary, replayed)
     if len(every[-1]) <= trace.DRAWN and (step := read_traced_step(attempt, summary)):
         names = list(step.panels) if options.replay else ["measured"]
-        console.draw(trace.timeline({name: step.panels[name] for name in names}, console.out.width, ROWS))
+        console.draw(trace.timeline({name: step.panels[name] for name in names}, console.out.width))
     print(attempt)
     # 3. what is asked besides
     if options.what_if:
@@ -112,7 +111,7 @@ def _import(options: argparse.Namespace) -> None:
         then, now = (float(trace.makespan(each)) for each in (answer, alike))
         rate = 100 * (then / order.chunks / (now / traced.schedule.chunks) - 1)
         bubbles = " for ".join(f"{float(trace.bubble_fraction(spans)):.4f}" for spans in (answer, alike))
-        held, words = max(foreign.in_flight(order, answer)), shlex.join(options.what_if)
+        held, words = float(max(trace.microbatches_in_flight(order, answer))), shlex.join(options.what_if)
         off = 1e8 * now / median(float(trace.makespan(spans)) for spans in every) - 100
         print(f"what if {words}: step {then:.4g} ms; the traced order, priced alike with the median times of actions,")
         print(f"  {now:.4g} ms, {off:+.1f} % of the measured step: compare with that")
@@ -140,7 +139,7 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     order = "one that microp does not build" if schedule.name == foreign.FOREIGN else schedule.name
     print(f"{len(ranks)} ranks, {schedule.chunks} microbatches, {counted(len(every), 'step')}; the order is {order}")
     print(f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end")
-    for name, bubble in BUBBLES.items():
+    for name, bubble in zip(IDLE, trace.BUBBLES.values(), strict=True):
         print(f"bubble {_spread([float(bubble(spans)) for spans in every], '.4f')}  {name}")
     print(traced.clocks)
     print("microbatches in flight, at most:", *(f"{peak:g}" for peak in summary["in_flight_peak"]), flush=True)
@@ -149,13 +148,13 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     show_columns([heading, *(Column(*column) for column in times.items())], "summary.json")
     path, time, taken = critical_path(replayed), float(trace.makespan(replayed)), makespans[traced.middle]
     on = [sum(float(span.end - span.start) for span in path if span.rank == rank) for rank in ranks]
-    shares = ", ".join(f"rank {rank} {100 * part / time:.0f} %" for rank, part in enumerate(on) if part)
-    print(f"critical path of the step of middle length: {len(path)} actions; {shares}")
+    shares = "".join(f"rank {rank} {100 * part / time:.0f} %, " for rank, part in enumerate(on) if part)
+    rest = f"messages and gaps between them {100 * (1 - sum(on) / time):.0f} %"
+    print(f"critical path of the step of middle length: {len(path)} actions; {shares}{rest}")
     off = f"{time:.4g} ms, {100 * (time / taken - 1):+.1f} % of the measured {taken:.4g}"
     print(f"check: simulated with its own times, the step of middle length takes {off}")
 
 
 def _spread(values: Sequence[float], form: str) -> str:
     """Return the median with the least and the most."""
-    middle = f"{median(values):{form}}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):{form}} - {max(values):{form}})"
+    return f"{median(values):{form}}" + f" ({extremes(values, form)})" * (len(values) > 1)

@@ -131,7 +131,6 @@ class Price:
 
     def _figures(self, job: PricingJob) -> dict[str, Any]:
         schedule, spans, ranks = self.schedule, self.timeline, range(len(self.schedule.ranks))
-        in_flight = trace.in_flight_peak(spans)
         left = trace.exposed(spans, self.sums) if self.sums else {}
         return {
             "schedule": schedule.name,
@@ -139,15 +138,8 @@ class Price:
             "chunks": schedule.chunks,
             "stages": schedule.depth,
             "makespan": trace.makespan(spans),
-            "bubble": {
-                "gpipe": trace.bubble_fraction(spans),
-                "megatron": trace.megatron_bubble(spans),
-                "zero_bubble": trace.zero_bubble_rate(spans),
-            },
-            "in_flight_peak": [
-                Fraction(in_flight[rank] * schedule.copies, len(schedule.stages_of(rank)) * schedule.slices)
-                for rank in ranks
-            ],
+            "bubble": {name: bubble(spans) for name, bubble in trace.BUBBLES.items()},
+            "in_flight_peak": trace.microbatches_in_flight(schedule, spans),
             "peak_memory_mib": _memory(job),
             "closed_form": {
                 "makespan": closed_forms.makespan(schedule, self._costs),

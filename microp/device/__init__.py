@@ -9,7 +9,7 @@
     meters         measure live bytes and stored activations during a step
     memory_probe   measures the memory of a model's layers before a run
     peak           measures the speed of a product of matrices
-    ranges         marks what a profiler shall show
+    marking        puts ranges for a profiler on torch's pipeline schedules
 """
 
 import torch
@@ -18,10 +18,10 @@ from microp.comms import Comms
 from microp.device.base import Cpu, Device, Give, Run
 from microp.device.cuda import Cuda, Utilisation, gpu_of
 from microp.device.emulated import Emulated
+from microp.device.marking import marked
 from microp.device.memory_probe import probe_layers
 from microp.device.meters import ActivationMeter, MemoryMeter
 from microp.device.peak import peak_gflops
-from microp.device.ranges import profiler_range
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
 

@@ -30,7 +30,7 @@ from microp.trace import Column
 
 TABLE = Path(__file__).with_name("names.yaml")
 OPS = ("F", "B", "I", "W")
-KNOWN = (*OPS, "receive", "optimizer", "step")
+KNOWN = (*OPS, "SEND_F", "SEND_B", "receive", "optimizer", "step")
 _BETWEEN = re.compile(r"[\s,]*")
 _JSON, _BEGIN = re.compile(r"\s*[{\[]"), re.compile(r'\s*\[|.*?"traceEvents"\s*:\s*\[', re.DOTALL)
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
@@ -68,6 +68,7 @@ class Range(NamedTuple):
     end: int
     mark: Mark
     waits: tuple[int, ...] = ()  # of microp's own export: when the wait for its input began and ended
+    is_bare: bool = False  # whether nothing but its action is in it, as in that of a function or of `microp.marked`
 
 
 class Lane(NamedTuple):
@@ -80,15 +81,11 @@ class Lane(NamedTuple):
     kernels: Column = NONE  # of a GPU, sorted by launch: launched, begin, end
     operators: Column = NONE[:, 0]  # when each of torch's operators ended, without messages, sorted
     host: str = ""  # whose clock the file has; empty: the file does not tell
+    is_exact: bool = False  # whether its spans are those of microp's own export
 
     def of(self, *ops: str) -> list[Range]:
         """Return the ranges of ops in the order of their starts, of equal starts the longest first."""
         return sorted((each for each in self.ranges if each.mark.op in ops), key=lambda each: (each[0], -each[1]))
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether its spans are those of microp's own export."""
-        return all(each.waits for each in self.of(*OPS))
 
     @property
     def name(self) -> str:
@@ -180,9 +177,8 @@ class _Events:
             if mark := self._names(name):
                 if mark.stage is None and isinstance(stage := args.get("stage"), int) and abs(stage) < 10**9:
                     mark = mark._replace(stage=stage)
-                waits = ("wait_start", "ready") if "wait_start" in args else ()
-                waited = tuple(round(_number(args, key) * 1000) for key in waits)
-                self.ranges[where].append(Range(*_times(event), mark, waited))
+                waits = tuple(round(_number(args, at) * 1000) for at in ("wait_start", "ready") if "wait_start" in args)
+                self.ranges[where].append(Range(*_times(event), mark, waits, kind in ("cpu_op", "python_function")))
             if kind == "cpu_op" and not name.startswith(("c10d::", "record_param_comms")):  # no message
                 self.operators.append(_times(event)[1])
 
@@ -240,7 +236,8 @@ def _json_lanes(path: Path, text: str, names: Naming, notes: list[str]) -> Itera
     for rank, places in parts.items():
         read = (each for where in places for each in events.ranges[where])
         ranges = [each._replace(start=each.start + offset, end=each.end + offset) for each in read]
-        yield Lane(path, rank, ranges, world, *columns)._replace(host=host[1] if host else "")
+        is_exact = all(each.waits for each in ranges if each.mark.op in OPS)
+        yield Lane(path, rank, ranges, world, *columns)._replace(host=host[1] if host else "", is_exact=is_exact)
 
 
 def _csv_lanes(path: Path, text: str) -> Iterator[Lane]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import yaml
@@ -17,11 +15,8 @@ from microp import records, settings
 from microp.foreign.reading import Lane
 from microp.foreign.steps import FOREIGN, RankStep, Traced
 from microp.job import Job
-from microp.schedule import Partition, Schedule, to_text
-from microp.trace import Span, in_flight_peak
-
-UNKNOWN_GROUPS = ("partition", "checkpointing", "engine", "comms", "data")  # of a configuration
-ZEROS: Any = {"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None}
+from microp.schedule import Partition, to_text
+from microp.trace import action_times, microbatches_in_flight
 
 
 def step_rows(traced: Traced) -> list[list[Any]]:
@@ -30,27 +25,17 @@ def step_rows(traced: Traced) -> list[list[Any]]:
 
 
 def _row(step: int, row: RankStep, lane: Lane) -> Any:
-    lengths: dict[str, list[float]] = defaultdict(list)
-    for span in row.spans:
-        lengths[f"{span.stage}{span.op}"].append((span.end - span.start) / 1e6)
-    began, last = row.began, row.spans[-1].end
+    times, began = action_times(row.spans), row.began
     wait = sum(later.start - span.end for span, later in pairwise(row.spans))  # as engine=torch counts it
     return {
-        **ZEROS,
+        **{"recompute_ms": 0.0, "exposed_ms": 0.0, "overruns": 0, "work_ms": 0.0, "replica": 0, "loss": None},
+        **times,
         **{"phase": "measured", "step": step, "rank": row.spans[0].rank, "engine": FOREIGN},
-        **{"began_ns": began, "ended_ns": row.ended, "first_start_ns": row.spans[0].start, "last_end_ns": last},
-        **{"step_ms": (row.ended - began) / 1e6, "pipeline_ms": (last - began) / 1e6, "wait_ms": wait / 1e6},
+        **{"began_ns": began, "ended_ns": row.ended, "step_ms": (row.ended - began) / 1e6, "wait_ms": wait / 1e6},
+        "pipeline_ms": (times["last_end_ns"] - began) / 1e6,
         "ended": row.ended / 1e9 if row.ended > 10**18 else lane.file.stat().st_mtime,  # seconds since 1970
         "optimizer_ms": row.optimizer / 1e6,
-        "compute_ms": sum(map(sum, lengths.values())),
-        "action_ms": {name: mean(values) for name, values in lengths.items()},
     }
-
-
-def in_flight(schedule: Schedule, spans: Sequence[Span]) -> list[float]:
-    """Return the most microbatches in flight on each rank; one counts whole if all stages of its copy hold it."""
-    parts = [len(schedule.stages_of(rank)) * schedule.slices / schedule.copies for rank in range(len(schedule.ranks))]
-    return [peak / parts[rank] for rank, peak in in_flight_peak(spans).items()]
 
 
 def record(
@@ -64,16 +49,15 @@ def record(
     known_by = f"{to_text(schedule)}{[row['compute_ms'] for step in rows for row in step]}"
     uid = hashlib.sha256(known_by.encode()).hexdigest()[:12]
     run = f"{schedule.name}-m{schedule.chunks}-k{ranks}-{uid[:8]}"
-    for known in records.attempts(runs / run):
-        if records.read_status(known)["status"] == "finished":
-            return known, records.read_summary(known)
+    if known := records.finished(runs / run):
+        return known, records.read_summary(known)
     attempt = records.new_attempt(runs, run)
     # 1. what readers need of a configuration, as far as a trace tells it; a stage counts as a layer
     tracking = asdict(settings.TrackingSettings(None, None, None, None, [], None, False).resolved())
-    groups: dict[str, Any] = {group: {"name": FOREIGN} for group in UNKNOWN_GROUPS} | {"tracking": tracking}
-    groups |= {"ranks": ranks, "chunks": schedule.chunks, "steps": len(rows), "replicas": 1, "repeat": 0}
+    groups: dict[str, Any] = {"profile": None, "tracking": tracking, "steps": len(rows), "replicas": 1, "repeat": 0}
+    groups |= {key: {"name": FOREIGN} for key in ("partition", "checkpointing", "engine", "comms", "data")}
+    groups |= {"ranks": ranks, "chunks": schedule.chunks, "device": {"name": traced.device, "threads": 1}}
     groups |= {"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.depth}}
-    groups |= {"device": {"name": traced.device, "threads": 1}, "profile": None}
     times = {"started": rows[0][0]["ended"], "ended": rows[-1][0]["ended"], "message": None}
     status = {"uid": uid, **records.this_process(), **times}
     machine = dict.fromkeys(("cores", "commit", "experiment")) | {"processor": "", "packages": {}, "gpus": []}
@@ -97,7 +81,7 @@ def record(
     job = Job(run, schedule, partition, model, settings.NEVER, data, device, "gloo", 0.0, *trained)
     summary = records.summarise(job, attempt, "finished")
     summary |= dict.fromkeys(("batch_size", "samples_per_s", "seed", "loss"))
-    peaks = in_flight(schedule, traced.spans[last])
+    peaks = [float(peak) for peak in microbatches_in_flight(schedule, traced.spans[last])]
     summary |= {"comms": FOREIGN, "checkpointing": FOREIGN, "device": FOREIGN, "in_flight_peak": peaks}
     records.write_json(attempt / "summary.json", summary)
     records.write_json(attempt / "status.json", {**status, "status": "finished"})

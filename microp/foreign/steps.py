@@ -17,22 +17,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from inspect import signature
-from itertools import pairwise, permutations, product
+from itertools import pairwise, permutations
 from math import inf
-from operator import itemgetter
 from statistics import median_low
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from microp.foreign.reading import OPS, Lane, Mark, Range, TraceError
-from microp.schedule import Action, Op, Schedule, remote_source, validate
-from microp.schedule.builders import LOOPED, ORDERS, Drain
+from microp.schedule import Action, Op, Schedule, remote_links, validate
+from microp.schedule.builders import Drain, orders
 from microp.simulator import schedule_of
 from microp.trace import Span, makespan
 
@@ -49,6 +46,7 @@ class RankStep(NamedTuple):
     began: int
     ended: int  # the end of its optimizer, or else of its last action
     optimizer: int  # how long that took
+    sends: dict[Mark, int]  # when torch began to send, where the trace tells it: after both actions of a pair
 
 
 class Traced(NamedTuple):
@@ -113,22 +111,18 @@ def make_steps(lanes: Sequence[Lane], notes: Sequence[str] = ()) -> Traced:
     notes += [*(f"left out: {fault}" for fault in faults), *_missing_receives(lanes, kept, schedule)]
     has_kernels = any(len(lane.kernels) for lane in lanes)
     notes += ["an action with GPU kernels lasts as long as these, one without as long as its range"] * has_kernels
-    for rank, lane in enumerate(lanes):
-        once, every = len(_alone(rank, lane)), len(lane.of(*OPS))
-        if once < every < 1.5 * once:  # torch's own ranges hold the marked ones of most actions
-            notes.append(f"{lane.name}: {every - once} of {once} actions have a range inside another, which counts")
     return Traced(_named(schedule), lanes, notes, kept, "cuda" if has_kernels else "cpu")
 
 
 def _missing_receives(lanes: Sequence[Lane], whole: dict[int, list[RankStep]], order: Schedule) -> list[str]:
     """Return which ranks lack receives in a step; refuse the ranks if one has more than the others send it."""
     shares, notes = list[float](), list[str]()  # receives of each rank per input that it needs of another rank
+    takers = [taker for _, taker in remote_links(order).values()]
     for rank, (lane, *rows) in enumerate(zip(lanes, *whole.values(), strict=True)):
-        ends = [each.end for each in lane.of("receive")]
-        counts = [sum(row.began <= end <= row.ended for end in ends) for row in rows]
+        counts = [sum(row.began <= each.end <= row.ended for each in lane.of("receive")) for row in rows]
         if (least := min(counts)) < (usual := Counter(counts).most_common(1)[0][0]):
             notes.append(f"{lane.name}: {least} receives in a step, {usual} in most: a wait may count as compute")
-        shares.append(usual / max(1, sum(remote_source(order, rank, each) is not None for each in order.ranks[rank])))
+        shares.append(usual / max(1, takers.count(rank)))
     if lanes[0].world > len(lanes) and (len(lanes) == 1 or max(shares) > 1.5 * min(shares) > 0):
         most = lanes[shares.index(max(shares))].rank
         raise TraceError(f"rank {most} works with ranks that are not given: give all ranks of one pipeline")
@@ -142,7 +136,7 @@ def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], 
     notes = [*notes, *[f"{given} are read as one whole pipeline"] * is_part]
     if all(each.mark.stage is not None for lane in lanes for each in lane.of(*OPS)):
         firsts = [lane.rank if lane.is_exact else min(each.mark.stage or 0 for each in lane.of(*OPS)) for lane in lanes]
-        return [lane for _, lane in sorted(zip(firsts, lanes, strict=True), key=itemgetter(0))], notes
+        return [lanes[at] for _, at in sorted(zip(firsts, range(len(lanes)), strict=True))], notes
     is_even = len({after - before for before, after in pairwise(ranks)}) == 1 and world % len(lanes) == 0
     if not (is_even if is_part else ranks == list(range(len(lanes)))):
         raise TraceError(f"{given} are given ({lanes[0].file}, ...), and no stages: give all ranks of one pipeline")
@@ -151,15 +145,13 @@ def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], 
 
 def _named(schedule: Schedule) -> Schedule:
     """Return an order with its name, if microp builds it."""
-    divisors = [number for number in range(2, schedule.chunks) if schedule.chunks % number == 0]
+    ranks, units = len(schedule.ranks), schedule.chunks
+    divisors = [number for number in range(2, units) if units % number == 0]
     ways: list[dict[str, Any]] = [{}, {"drain": Drain.lifo}, *({"slices": number} for number in divisors)]
-    for (name, build), way in product(ORDERS.items(), ways):
-        looped = {"stages_per_rank": schedule.stages // len(schedule.ranks)} if name in LOOPED else {}
-        if way.keys() <= signature(build).parameters.keys():
-            with suppress(ValueError):  # it is not for these ranks and chunks
-                built: Schedule = build(len(schedule.ranks), schedule.chunks // way.get("slices", 1), **way, **looped)
-                if built.ranks == schedule.ranks:
-                    return built.apart  # other engines run F, then B
+    for way in ways:
+        for built in orders(ranks, units // way.get("slices", 1), schedule.stages // ranks, **way):
+            if built.ranks == schedule.ranks:
+                return built.apart  # other engines run F, then B
     return schedule
 
 
@@ -181,6 +173,8 @@ def _steps_of(rank: int, lane: Lane) -> dict[int, RankStep]:
             repeated += (repeated, action) in seen
             seen.add((repeated, action))
         found[at + repeated].append(span._replace(microbatch=action.microbatch))
+    if not found:
+        raise TraceError(f"{lane.name}: no action lies within its steps: put profiler.step() around whole steps")
     # 2. when the steps began and ended
     steps, laters = {}, [each[0].wait_start for each in found.values()][1:]
     for at, spans, later in zip(found, found.values(), [*laters, inf], strict=True):
@@ -189,14 +183,15 @@ def _steps_of(rank: int, lane: Lane) -> dict[int, RankStep]:
         window = windows[at - 1] if windows else Range(spans[0].wait_start, last, Mark("step", microbatch=at))
         ended = max([last, *(each.end for each in own)])
         number = at if window.mark.microbatch is None else window.mark.microbatch
-        steps[number] = RankStep(spans, window.start, ended, sum(each.end - each.start for each in own))
+        sends = {each.mark: each.start for each in lane.of("SEND_F", "SEND_B") if window.start <= each.start <= ended}
+        steps[number] = RankStep(spans, window.start, ended, sum(each.end - each.start for each in own), sends)
     return steps
 
 
 def _spans(rank: int, lane: Lane) -> Iterator[tuple[Mark, Span]]:
     """Yield the mark and the span of each action, from the end of the receive before it to its last operator."""
     receives, operators = sorted(each.end for each in lane.of("receive")), lane.operators
-    for opened, closed, mark, waits in _alone(rank, lane):
+    for opened, closed, mark, waits, is_bare in _alone(rank, lane):
         action = Op(mark.op), mark.stage or 0, mark.microbatch or 0
         if waits:
             yield mark, Span(rank, *action, waits[0], waits[1], opened, closed)
@@ -204,7 +199,7 @@ def _spans(rank: int, lane: Lane) -> Iterator[tuple[Mark, Span]]:
         start, end = opened, closed
         if at := bisect_right(receives, closed):
             start = max(start, receives[at - 1])
-        if (at := int(operators.searchsorted(closed, "right"))) and operators[at - 1] > start:
+        if not is_bare and (at := int(operators.searchsorted(closed, "right"))) and operators[at - 1] > start:
             end = int(operators[at - 1])  # torch ends a range later, and a busy machine records a send in it late
         first, last = lane.kernels[:, 0].searchsorted((start, closed))
         if first < last:  # it launched kernels
@@ -220,7 +215,7 @@ def _alone(rank: int, lane: Lane) -> list[Range]:
             each = each._replace(mark=each.mark._replace(stage=rank))
         if kept and each.start < kept[-1].end - SLACK:
             outer = kept.pop()
-            if each.end > outer.end + SLACK or each.mark != outer.mark or not len(lane.operators):
+            if each.end > outer.end + SLACK or each.mark != outer.mark or outer.is_bare or not each.is_bare:
                 action, other = ("{1}{0}{2}".format(*one.mark).replace("None", "") for one in (each, outer))
                 raise TraceError(f"{lane.name}: {action} begins before {other} has ended: give one lane per rank")
         kept.append(each)
@@ -233,12 +228,11 @@ def align(found: Traced) -> Traced:
         return found._replace(clocks="one clock")
     files, schedule = list(dict.fromkeys(lane.file for lane in found.lanes)), found.schedule
     clocks, steps, left_out = [files.index(lane.file) for lane in found.lanes], dict[int, list[RankStep]](), list[str]()
-    inputs = {action: remote_source(schedule, rank, action) for rank, action in schedule}
-    sources = {action: source for action, source in inputs.items() if source is not None}
+    sources = {schedule.consumers[made]: made for made in remote_links(schedule)}
     residual = corrected = 0.0
     for step, rows in found.steps.items():
         # 1. the bounds
-        least, action, off = _bounds(rows, sources, {stage: clocks[rank] for stage, rank in schedule.placement.items()})
+        least, action, off = _bounds(rows, sources, clocks)
         if off > MOST * max(row.ended - row.began for row in rows):
             where = found.lanes[schedule.placement[action.stage]].name if action else ""
             early = f"{action} ({where}) begins {off / 1e6:.3g} ms before its input was made"
@@ -260,13 +254,14 @@ def align(found: Traced) -> Traced:
     return found._replace(steps=steps, notes=found.notes + left_out, clocks=text if len(files) > 1 else "one clock")
 
 
-def _bounds(rows: Sequence[RankStep], sources: Sources, clocks: Mapping[int, int]) -> tuple[Any, Action | None, float]:
+def _bounds(rows: Sequence[RankStep], sources: Sources, clocks: Sequence[int]) -> tuple[Any, Action | None, float]:
     """Return [a, b], the least o(b) - o(a), for all pairs of clocks, and the worst action with its contradiction."""
-    spans = {span.action: span for row in rows for span in row.spans}
-    least = np.full((max(clocks.values()) + 1,) * 2, -np.inf)
-    needs = {action: spans[source].end - spans[action].start for action, source in sources.items()}
+    spans, sends = {span.action: span for row in rows for span in row.spans}, ChainMap(*(row.sends for row in rows))
+    least, needs = np.full((max(clocks) + 1,) * 2, -np.inf), dict[Action, int]()
     for action, source in sources.items():
-        pair = clocks[source.stage], clocks[action.stage]
+        send = Mark(f"SEND_{'F' if source.op is Op.F else 'B'}", source.stage, source.microbatch)
+        needs[action] = max(spans[source].end, sends.get(send, 0)) - spans[action].start
+        pair = clocks[spans[source].rank], clocks[spans[action].rank]
         least[pair] = max(least[pair], needs[action])
     np.fill_diagonal(least, np.maximum(least.diagonal(), 0))
     for middle in range(len(least)) if len(least) > 1 else ():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from inspect import signature
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -165,16 +164,8 @@ def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:
 
 def _with_placement(problem: Problem) -> Iterator[Schedule]:
     loops, shape = problem.stages // problem.ranks, (problem.placement, problem.slices, problem.copies)
-    for name, build_named in builders.ORDERS.items():
-        keys = signature(build_named).parameters
-        knobs = {key: value for key, value in (("stages_per_rank", loops), ("slices", problem.slices)) if key in keys}
-        if (name in builders.LOOPED and loops == 1) or knobs.get("slices") == 1:  # the same as another one
-            continue
-        try:
-            schedule = build_named(problem.ranks, problem.chunks, **knobs)
-            schedule = schedule if problem.costs.pair else schedule.apart
-        except ValueError:  # too few chunks for it
-            continue
+    slices = {"slices": problem.slices} if problem.slices > 1 else {}
+    for schedule in builders.orders(problem.ranks, problem.chunks, loops, **slices):
         places = tuple(schedule.placement[stage] for stage in range(schedule.stages))
         if (places, schedule.slices, schedule.copies) == shape:
-            yield schedule
+            yield schedule if problem.costs.pair else schedule.apart

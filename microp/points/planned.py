@@ -1,4 +1,4 @@
-"""A checked point: what a sweep's plan holds of it on disk, and which of its attempts has finished.
+"""A checked point: what a sweep's plan holds of it on disk.
 
 ::
 
@@ -43,7 +43,7 @@ class Planned(NamedTuple):
 
         If trained weights are asked for, only an attempt that has left them counts.
         """
-        return finished(self.run, self.known if again else 0, final=self.config.snapshot.final)
+        return records.finished(self.run, self.known if again else 0, final=self.config.snapshot.final)
 
     def made(self) -> list[Path]:
         """Return the attempts that were made since the point was planned, by whatever process."""
@@ -77,21 +77,6 @@ def planned(record: dict[str, Any]) -> Planned:
         raise records.RecordError(
             f"the plan's point {record.get('run_id')} is damaged ({error!r}): run its sweep again"
         ) from error
-
-
-def finished(run: Path, after: int = 0, *, final: bool = False) -> Path | None:
-    """Return a run's last finished attempt, or None; `after`: of a higher number; `final`: with trained weights."""
-    for attempt in reversed(records.attempts(run)):
-        if records.number_of(attempt) <= after:
-            return None
-        try:
-            if records.read_status(attempt)["status"] == "finished":
-                records.check_attempt(attempt)
-                if not final or (attempt / records.snapshots.WEIGHTS).exists():
-                    return attempt
-        except records.RecordError:  # an attempt that cannot be read answers nothing: the point runs again
-            continue
-    return None
 
 
 def experiment_of(name: str) -> str | None:

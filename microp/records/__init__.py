@@ -54,6 +54,7 @@ from microp.records.records import (
     row_files,
 )
 from microp.records.replays import TracedStep, read_traced_step, traced_schedule
+from microp.records.snapshots import finished
 from microp.records.statistics import LAUNCH, RANGE_UP_TO, WIDE_FRACTION, least_squares, over_launches, paired
 from microp.records.summary import HOSTS, clocks_text, summarise
 from microp.records.sweep_plan import Plan, Point, SweepPlan, claim_folder, command, plan_in, read_plans

@@ -28,7 +28,7 @@ from typing import Any
 
 from microp.job import Job, Snapshot
 from microp.records.recorder import write_json
-from microp.records.records import RecordError, attempts, read_record, read_status
+from microp.records.records import RecordError, attempts, check_attempt, number_of, read_record, read_status
 from microp.settings import ADAM, AS_WRITTEN
 from microp.system import flatten
 
@@ -104,6 +104,19 @@ def unfinished_snapshot(run: Path, steps: int) -> Snapshot | None:
     """
     found = [folder for attempt in _unfinished(run) for folder in snapshots_of(attempt) if _steps(folder) < steps]
     return _open(max(found, key=_steps)) if found else None
+
+
+def finished(run: Path, after: int = 0, *, final: bool = False) -> Path | None:
+    """Return a run's last finished attempt, or None; `after`: of a higher number; `final`: with trained weights."""
+    for attempt in reversed(attempts(run)):
+        if number_of(attempt) <= after:
+            return None
+        with suppress(RecordError):  # an attempt that cannot be read answers nothing: the point runs again
+            if read_status(attempt)["status"] == "finished":
+                check_attempt(attempt)
+                if not final or (attempt / WEIGHTS).exists():
+                    return attempt
+    return None
 
 
 def _unfinished(run: Path) -> Iterator[Path]:

@@ -11,6 +11,8 @@
 from microp.trace.drawing import DRAWN, figure, save, sheet, svg
 from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, UNITS, WHITE, Scale, shade
 from microp.trace.metrics import (
+    BUBBLES,
+    action_times,
     bubble_fraction,
     busy,
     early_receive,
@@ -19,6 +21,7 @@ from microp.trace.metrics import (
     in_flight_peak,
     makespan,
     megatron_bubble,
+    microbatches_in_flight,
     zero_bubble_rate,
 )
 from microp.trace.perfetto import perfetto

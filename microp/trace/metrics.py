@@ -1,4 +1,4 @@
-"""Computes makespan, bubbles, microbatches in flight and idle times from spans.
+"""Computes makespan, bubbles, microbatches in flight, idle times and the times of actions from spans.
 
 The literature has three definitions of the bubble:
 
@@ -11,7 +11,9 @@ The literature has three definitions of the bubble:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -68,6 +70,9 @@ def zero_bubble_rate(spans: Iterable[Span]) -> Any:
     return idle_fraction(list(per_rank.values()), max(last[rank] - first[rank] for rank in per_rank))
 
 
+BUBBLES = {"gpipe": bubble_fraction, "megatron": megatron_bubble, "zero_bubble": zero_bubble_rate}
+
+
 def in_flight_peak(spans: Iterable[Span]) -> dict[int, int]:
     """Return rank -> the largest number of (stage, microbatch) pairs forwarded and not yet backwarded."""
     spans = as_spans(spans)
@@ -76,6 +81,28 @@ def in_flight_peak(spans: Iterable[Span]) -> dict[int, int]:
     before = (in_flight - changes)[spans.first].tolist()
     peaks = spans.per_rank(in_flight, np.maximum)
     return {rank: peak - left for (rank, peak), left in zip(peaks.items(), before, strict=True)}
+
+
+def microbatches_in_flight(schedule: Schedule, spans: Iterable[Span]) -> list[Fraction]:
+    """Return the most microbatches in flight on each rank; one counts whole if all stages of its copy hold it."""
+    return [
+        Fraction(peak * schedule.copies, len(schedule.stages_of(rank)) * schedule.slices)
+        for rank, peak in in_flight_peak(spans).items()
+    ]
+
+
+def action_times(spans: Sequence[Span]) -> Any:
+    """Return the columns of a row that follow from one rank's spans, in nanoseconds and in its order; see `StepRow`."""
+    taken = defaultdict[str, list[int]](list)
+    for span in spans:
+        taken[f"{span.stage}{span.op}"].append(span.end - span.start)
+    return {
+        "compute_ms": sum(map(sum, taken.values())) / 1e6,
+        "wait_ms": sum(span.start - span.wait_start for span in spans) / 1e6,
+        "first_start_ns": spans[0].start,
+        "last_end_ns": spans[-1].end,
+        "action_ms": {name: sum(each) / (len(each) * 1e6) for name, each in taken.items()},
+    }
 
 
 def idle_edges(spans: Iterable[Span]) -> dict[int, tuple[Any, Any]]:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from microp.records import StepRow
 from microp.replicas import open_sync
 from microp.settings import OwnSettings
 from microp.system import MIB
-from microp.trace import StepTrace, time_reducing
+from microp.trace import StepTrace, action_times, time_reducing
 from microp.worker.building import BatchLoader, build_stages, compile_stages, open_optimizer, open_runner
 from microp.worker.shared_weights import TiedGradients, check_equal_data, check_equal_weights
 
@@ -226,7 +225,7 @@ class Trainer:
             "work_ms": (self._device.work_ns - work_ns) / 1e6,
             "recompute_ms": recompute / 1e6,
         }
-        return row if trace is None else {**row, **action_times(trace)}
+        return row if trace is None else {**row, **action_times(trace.spans)}
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors alive between two steps: weights, buckets, the optimizer's state, the loaded batch."""
@@ -261,17 +260,3 @@ class Trainer:
         in_flight = meter.peak_in_flight * schedule.copies / (len(stages) * schedule.slices)
         row["in_flight_peak"] = int(in_flight) if in_flight.is_integer() else in_flight
         return row
-
-
-def action_times(trace: StepTrace) -> StepRow:
-    """Return the total compute and wait times of a rank's step, and mean times by stage and op."""
-    times, taken = trace.times, defaultdict[str, list[int]](list)
-    for position, action in enumerate(map(trace.actions.at, range(len(trace.actions)))):
-        taken[f"{action.stage}{action.op}"].append(times[3 * position + 2] - times[3 * position + 1])
-    return {
-        "compute_ms": sum(map(sum, taken.values())) / 1e6,
-        "wait_ms": (sum(times[1::3]) - sum(times[::3])) / 1e6,
-        "first_start_ns": times[1],
-        "last_end_ns": times[-1],
-        "action_ms": {name: sum(each) / (len(each) * 1e6) for name, each in taken.items()},
-    }

@@ -84,8 +84,10 @@ def test_what_if_profile_and_csv(folder):
     assert "MiB" not in planned.stdout
     refused = microp(*words, "memory_gib=2", folder=folder, program="microp.plan")
     assert (refused.returncode, refused.stderr.count("tells no memory of layers; leave it out")) == (2, 1)
-    microp("spans.csv", folder=folder, program=PROGRAM)
-    assert len(list((folder / "outputs").glob("runs/*/attempt-*"))) == 1
+    for attempts in (1, 2):
+        microp("spans.csv", folder=folder, program=PROGRAM)
+        assert len(list((folder / "outputs").glob("runs/*/attempt-*"))) == attempts
+        next((folder / "outputs").glob("runs/*/attempt-1/status.json")).write_text("{")  # it is imported again
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ def test_what_if_profile_and_csv(folder):
         (["spans.csv", "--what-if", "partition=sizes", "partition.sizes=[8,9]"], "partition.sizes=[8, 9]"),
         (["spans.csv", "--what-if", "schedule=interleaved", "chunks=8", "ranks=64"], "16 layers are too few for 128"),
         (["spans.csv", "--what-if", "schedule=zb_h1", "schedule.drain=up"], "schedule.drain"),
+        (["own.csv", "--what-if", "chunks=8"], "--what-if: microp does not build the traced order: give"),
         (["spans.csv", "--names", "spans.csv"], "spans.csv is no table of names"),
         (["spans.csv", "--csv", "a.csv", "--what-if", "schedule=dualpipe"], "--csv: dualpipe has copies of stages"),
     ],
@@ -113,6 +116,8 @@ def test_what_if_profile_and_csv(folder):
 def test_bad_input_is_one_line(folder, words, said):
     rows = (folder / "spans.csv").read_text()
     (folder / "twice.csv").write_text(f"{rows}\n0,F,0,0,1,2")  # a part of what stands there already
+    own = re.sub(r"(?m)^(\d,\w,\d),([01]),", lambda found: f"{found[1]},{1 - int(found[2])},", rows)
+    (folder / "own.csv").write_text(own)  # microbatch 1 comes first
     done = microp(*words, folder=folder, program=PROGRAM)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith(f"error: {said}")

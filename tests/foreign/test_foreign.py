@@ -11,12 +11,11 @@ import yaml
 
 from microp.commands import importing
 from microp.config import compose_config, make_pricing_job, read_config
+from microp.device import marked
 from microp.foreign import (
     TraceError,
     align,
-    in_flight,
     make_steps,
-    marked,
     profile_of,
     read_lanes,
     read_names,
@@ -27,7 +26,7 @@ from microp.profiling import to_plain
 from microp.schedule import builders
 from microp.schedule.builders import chimera, dualpipe_v, gpipe, interleaved, one_f_one_b, seq_1f1b, zb_h1, zb_h2, zb_v
 from microp.simulator import calibrate_steps, for_stages, replay_steps, simulate
-from microp.trace import Span, bubble_fraction, busy, makespan, perfetto
+from microp.trace import Span, bubble_fraction, busy, makespan, microbatches_in_flight, perfetto
 
 FILES = ("rank0.json", "rank1.json")
 
@@ -139,7 +138,7 @@ def test_orders_with_copies_or_slices_are_known(tmp_path, schedule, held, monkey
     trace = perfetto({"measured": spans_of(schedule, weight=3)}, {"measured": schedule}, tmp_path / "trace.json")
     found, _ = read(trace)
     assert found.schedule == schedule
-    assert max(in_flight(schedule, found.spans[0])) == held
+    assert max(microbatches_in_flight(schedule, found.spans[0])) == held
     monkeypatch.chdir(tmp_path)
     assert importing.main([str(trace), "--what-if", "chunks=4"]) == 2
     assert "has copies or slices: leave out --what-if" in " ".join(capsys.readouterr().err.split())
@@ -181,12 +180,16 @@ def test_kernels_below_a_range_are_its_time(tmp_path):
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans))
 
 
-def test_an_action_ends_with_the_last_operator_of_its_range(tmp_path):
-    """A range of microp.marked is an operator itself."""
-    events = [slice_of("PP:0F0", 0, 1000), slice_of("PP:0B0", 1000, 2000, cat="cpu_op")]
+@pytest.mark.parametrize("cat", ["cpu_op", "python_function"])
+def test_an_action_ends_with_the_last_operator_of_its_range(tmp_path, cat):
+    """Nothing but the action is in a range of microp.marked, which counts in torch's, and in that of a function."""
+    events = [slice_of("PP:0F0", 0, 1000), slice_of("PP:0B0", 1000, 2000), slice_of("PP:0B0", 1010, 1900, cat=cat)]
     events += [slice_of("aten::mm", at, at + 600, cat="cpu_op") for at in (0, 1000)]
     (tmp_path / FILES[0]).write_text(json.dumps(events))
-    assert [span.end for span in read(tmp_path / FILES[0])[0].spans[0]] == [600_000, 2_000_000]
+    assert [span.end for span in read(tmp_path / FILES[0])[0].spans[0]] == [600_000, 1_900_000]
+    (tmp_path / FILES[0]).write_text(json.dumps([*events, slice_of("PP:0F0", 10, 600)]))  # it is not known which counts
+    with pytest.raises(TraceError, match="0F0 begins before 0F0 has ended"):
+        read(tmp_path / FILES[0])
 
 
 def test_functions_of_megatron_are_counted(tmp_path):
@@ -241,6 +244,18 @@ def test_clocks_that_are_far_apart(tmp_path, away):
     assert bubble_fraction(aligned.spans[0]) == pytest.approx(bubble_fraction(spans), abs=0.005)
 
 
+def test_clocks_are_bound_by_when_sends_began(tmp_path):
+    """torch sends the tensors of a pair after both actions: here everything arrives 5 ms after an action has ended."""
+    files = as_chrome(tmp_path, spans_of(gpipe(2, 4), latency=5))
+    assert "they agree within 5 ms" in read(*files)[0].clocks
+    for file in files:
+        trace = json.loads(file.read_text())
+        ends = [(event["name"], event["ts"] + event["dur"]) for event in trace["traceEvents"]]
+        trace["traceEvents"] += [slice_of(f"PP:{name[3]}SEND_{name[4:]}", end + 4990, end + 4995) for name, end in ends]
+        file.write_text(json.dumps(trace))
+    assert "they agree within 0.01 ms" in read(*files)[0].clocks
+
+
 def test_an_order_that_cannot_be_is_refused_whatever_the_clocks(tmp_path):
     """Two actions of a rank have changed their names."""
     spans = spans_of(one_f_one_b(2, 8))
@@ -260,6 +275,12 @@ def test_waits_in_ranges_that_have_no_receive_are_refused(tmp_path):
         free[span.rank] = span.end
     with pytest.raises(TraceError, match=r"before its input was made: use microp.marked, or mark actions without"):
         read(*as_chrome(tmp_path, early))
+
+
+def test_actions_outside_of_all_steps_are_refused(tmp_path):
+    (tmp_path / FILES[0]).write_text(json.dumps([slice_of("PP:0F0", 5, 6), slice_of("ProfilerStep#1", 0, 2)]))
+    with pytest.raises(TraceError, match="rank 0: no action lies within its steps"):
+        read(tmp_path / FILES[0])
 
 
 def test_a_step_of_another_order_is_left_out(tmp_path):

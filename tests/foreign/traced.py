@@ -20,8 +20,8 @@ from torch import Tensor, distributed, nn
 from torch.distributed import pipelining
 from torch.profiler import ProfilerActivity, profile
 
+from microp.device import marked
 from microp.engine.torch_engine import _timed_stage
-from microp.foreign import marked
 from microp.schedule import to_torch_csv
 from microp.schedule.builders import zb_h1
 

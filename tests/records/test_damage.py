@@ -15,8 +15,7 @@ from analysis import __main__ as report
 from analysis import page, timeline
 from microp import runs, tracking
 from microp.commands.interface import Run
-from microp.points import planned
-from microp.records import RecordError, check_attempt, read_reductions, read_spans, write_json
+from microp.records import RecordError, check_attempt, finished, read_reductions, read_spans, write_json
 from microp.records.sweep_plan import read_plan
 from microp.results import Store, load_runs, load_steps
 
@@ -100,8 +99,8 @@ def test_a_timeline_names_the_file_tracking_goes_on_and_a_sweep_runs_the_point_a
     said = capsys.readouterr()
     assert said.out.strip().endswith("attempt-1: disabled")
     assert named([line.split(": ", 1)[1] for line in said.err.splitlines()]) == files(made)
-    assert planned.finished(good_run(made)) == good_run(made) / "attempt-1"
-    assert [planned.finished(Path(path).parents[1]) for path in files(made)] == [None] * len(CASES)
+    assert finished(good_run(made)) == good_run(made) / "attempt-1"
+    assert [finished(Path(path).parents[1]) for path in files(made)] == [None] * len(CASES)
 
 
 def test_an_older_attempt_stands_in_for_a_damaged_one(made, tmp_path):
@@ -153,7 +152,7 @@ def test_every_reader_refuses_a_newer_attempt(made, tmp_path):
             read(attempt)
     with pytest.warns(UserWarning, match="1 attempt is left out: .*schema_version=99"):
         assert load_runs(attempt).empty
-    assert planned.finished(attempt.parent) is None
+    assert finished(attempt.parent) is None
     plan = {"name": "mine", "points": [{"run_id": "a", "overrides": WORDS}]}
     write_json(tmp_path / "plan.json", {"schema_version": 2, **plan})
     assert read_plan(tmp_path / "plan.json").name == "mine"
@@ -173,7 +172,7 @@ def test_a_folder_that_was_moved_is_read_mirrored_drawn_and_tidied_up(tmp_path, 
 
     assert runs.main(["copied"]) == 0
     assert run.name in capsys.readouterr().out
-    assert planned.finished(run) == run / "attempt-1"
+    assert finished(run) == run / "attempt-1"
     assert Store(moved).unreadable == []
 
     assert timeline.main(["copied", "--report", "copied/report"]) == 0

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain, product
+from itertools import product
 from random import Random
 
 import pytest
@@ -15,8 +15,7 @@ from microp.schedule import Op, Schedule
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import Costs, calibrate, calibrate_steps, for_stages, replay, replay_steps, schedule_of, simulate
 from microp.simulator.link_model import LinkModel
-from microp.trace import Actions, Span, StepTrace, makespan
-from microp.worker.trainer import action_times
+from microp.trace import Span, action_times, makespan
 
 
 def uneven_costs(random: Random, schedule: Schedule) -> Costs:
@@ -155,14 +154,8 @@ def test_links_that_nobody_waits_at_from_before_the_tensor_is_made(there, used, 
 
 def rows_of(schedule: Schedule, spans: list[Span]) -> list[dict]:
     """Each rank's row as the trainer writes it, from spans in nanoseconds."""
-
-    def trace(rank: int) -> StepTrace:
-        own = [span for span in spans if span.rank == rank]
-        times = list(chain.from_iterable((span.wait_start, span.start, span.end) for span in own))
-        return StepTrace(Actions.of([schedule.ranks[rank]], rank), times, list)
-
-    traces = [trace(rank) for rank in range(len(schedule.ranks))]
-    return [{"rank": rank, **action_times(own)} for rank, own in enumerate(traces)]
+    own = [[span for span in spans if span.rank == rank] for rank in range(len(schedule.ranks))]
+    return [{"rank": rank, **action_times(row)} for rank, row in enumerate(own)]
 
 
 @each_builder

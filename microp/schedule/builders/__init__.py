@@ -5,7 +5,10 @@ actions take the same time, and `.` is a bubble. If a rank holds several stages,
 names its stage.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from inspect import signature
+from typing import Any
 
 from microp.schedule.builders.bidirectional import chimera, dualpipe
 from microp.schedule.builders.building_block import one_f_one_b_v, v_half, v_min
@@ -40,3 +43,13 @@ ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule
 }
 LOOPED = ("interleaved", "breadth_first", "zb_interleaved", "gis")  # with a number of stages per rank to choose
 V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v", "1f1b_v")  # with two stages per rank
+
+
+def orders(ranks: int, chunks: int, stages_per_rank: int, **knobs: Any) -> Iterator[Schedule]:
+    """Yield the order of each builder that takes these knobs; `stages_per_rank` is for those that let one choose it."""
+    for name, build in ORDERS.items():
+        looped = {"stages_per_rank": stages_per_rank} if name in LOOPED else {}
+        # with one stage per rank these are the same as others
+        if knobs.keys() <= signature(build).parameters.keys() and looped.get("stages_per_rank") != 1:
+            with suppress(ValueError):  # it is not for these ranks and chunks
+                yield build(ranks, chunks, **looped, **knobs)
