@@ -7,6 +7,7 @@ import pytest
 from configs import config as configured
 from configs import warnings
 from profiled import written
+from typed import type_in
 from user import ran, read
 
 from microp.commands import profiling
@@ -182,3 +183,6 @@ def test_a_profile_that_may_be_far_off_is_doubted_where_it_is_used(tmp_path, cha
     written(tmp_path, *MODEL, **changed)
     found = " ".join(warnings(configured(*MODEL, f"output_dir={tmp_path}")))
     assert said in found if said else not re.search("far off|load average", found)
+    for program in ("simulate partition=balanced", "plan ranks=2 schedule=gpipe chunks=2"):
+        told = " ".join(type_in(tmp_path, f"{program} {' '.join(MODEL)} output_dir={tmp_path}").stderr.split())
+        assert re.search(f"warning: [^:]*{re.escape(said)}", told) if said else "load average" not in told
