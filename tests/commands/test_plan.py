@@ -53,6 +53,8 @@ def test_what_a_plan_does_not_know_stands_above_it_and_its_file_finds_one_s_own_
     [folder] = (path for path in (tmp_path / "outputs" / "plans").iterdir() if path.is_dir())
     run = ran("-cd", str(folder), "-cn", "plan1", "dry_run=true", folder=tmp_path)
     assert "1 to run" in run.stdout
+    refused = microp("-cd", str(folder), "-cn", "plan1", "device.memory_gib=0.00001", folder=tmp_path)
+    assert f"python -m microp.plan -cd {tmp_path / 'own'} " in refused.stderr  # where the options are
 
 
 def test_a_run_of_a_plan_for_another_machine_shows_no_memory_of_the_small_model_that_stands_in(tmp_path):
