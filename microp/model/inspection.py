@@ -121,12 +121,12 @@ def number_of_weights(made: Layers) -> int:
 
 def check_apart(made: Layers, again: Layers) -> None:
     """Raise ValueError if two calls of a function return the same trained weight, or buffer that forwards change."""
-    before = set[int]().union(*(_places(layer, again) for layer in again.layers))
-    for index, layer in enumerate(made.layers):
+    before, layers = set[int]().union(*(_places(layer, again) for layer in again.layers)), list(made.layers)
+    for index, layer in enumerate(layers):
         if not before.isdisjoint(_places(layer, made)):
             raise ValueError(
-                f"{layer_text(made.layers, index)}, whose weights or buffers were made outside of the function, so "
-                "that all its calls, of ranks and of runs, would train the same ones: make or copy them there"
+                f"{layer_text(layers, index)}, whose weights or buffers were made outside of the function, so that all "
+                "its calls, of ranks and of runs, would train the same ones: make or copy them there"
             )
 
 

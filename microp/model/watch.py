@@ -24,20 +24,20 @@ def _default_device() -> torch.device | None:
         return None
 
 
-_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {  # torch's own: how they are read, and set
+_Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # how it is read, and set
+_AUTOCAST: dict[str, _Setting] = {
+    f"autocast of {kind}": (partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind))
+    for kind in ("cpu", "cuda")
+}
+_SETTINGS: dict[str, _Setting] = {
     "torch.set_default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "torch.set_default_device": (_default_device, lambda _: torch.set_default_device(None)),
     "torch.set_num_threads": (torch.get_num_threads, torch.set_num_threads),
-    "torch.set_grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "torch.set_deterministic_debug_mode": (
-        torch.get_deterministic_debug_mode,
-        torch.set_deterministic_debug_mode,
-    ),
+    "torch.set_grad_enabled": (torch.is_grad_enabled, lambda is_enabled: torch.set_grad_enabled(is_enabled)),
+    "torch.set_deterministic_debug_mode": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     "torch.set_float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "torch.autograd.set_detect_anomaly": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-} | {
-    f"autocast of {kind}": (partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind))
-    for kind in ("cpu", "cuda")
+    **_AUTOCAST,
 }
 
 
