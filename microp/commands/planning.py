@@ -186,6 +186,8 @@ def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
     program = ["python", "-m", "microp.simulate"] if base == "simulate" else ["microp"]
     folder, rows = path.with_suffix(""), []
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("plan*.yaml"):  # of a search with other times
+        old.unlink()
     for number, priced in enumerate(found.front, start=1):
         typed = _words(plan, priced)
         write_text(folder / f"plan{number}.yaml", stored(typed, base))

@@ -31,8 +31,10 @@ def test_a_plan_says_what_to_run(tmp_path):
     assert steps == sorted(steps)
     for plan in found["plans"]:
         assert plan["chunks"] in (2, 4)
+    (old := path.with_suffix("") / "plan99.yaml").touch()
     again = microp(*words, folder=tmp_path, program="microp.plan")
     assert again.stdout == done.stdout
+    assert not old.exists()
     told = f"run   microp -cd outputs/plans/{path.stem} -cn plan1\n"
     assert told in done.stdout
     assert re.findall(r"^plan\d+", done.stdout, re.M) == [f"plan{n}" for n in range(1, len(steps) + 1)]
