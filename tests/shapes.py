@@ -1065,3 +1065,17 @@ def loss_of_what_a_layer_kept() -> Layers:
     keeper = Does(keep, gate=nn.Linear(WIDTH, 3), fc=linear())
     balanced = lambda logits, targets: mean_error(logits, targets) + 0.1 * keeper.balance  # noqa: E731
     return stack(embedding(), keeper, dense(), dense(), head(), loss=balanced)
+
+
+# --- what calls of the function share ---------------------------------------------------------------------------------
+OUTSIDE, VECTORS = dense(), torch.ones(256, WIDTH)
+
+
+@shape(**refused("layer 1 (Sequential), whose weights or buffers were made outside of the function"))
+def made_outside() -> Layers:
+    return stack(embedding(), OUTSIDE, dense(), head())
+
+
+@shape(**refused("layer 0 (Embedding), whose weights or buffers were made outside of the function"))
+def with_memory_from_outside() -> Layers:
+    return stack(nn.Embedding.from_pretrained(VECTORS, freeze=False), dense(), dense(), head())

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from microp import records, trace
+from microp import records, results, trace
 from microp.commands.pricing import Price
 from microp.config import (
     NOTHING_LEFT,
@@ -34,7 +34,7 @@ from microp.config import (
     read_config,
 )
 from microp.points import Planned, board, run_attempt
-from microp.results import load_runs, load_steps, spans_frame, unscaled
+from microp.results import load_steps, spans_frame, unscaled
 from microp.system import flatten, override
 
 if TYPE_CHECKING:
@@ -52,14 +52,21 @@ class Run:
         folder: the attempt's, `outputs/runs/<run>/attempt-<n>`, or the run's, `outputs/runs/<run>`: its newest attempt.
 
     Raises:
-        RecordError: there is no attempt.
+        ConfigError: the folder is no run, or its attempt has no summary or cannot be read.
     """
 
     def __init__(self, folder: Path | str) -> None:
         made = [attempt for attempt in records.attempts(Path(folder)) if Path(folder) in (attempt, attempt.parent)]
         if not made:
-            raise records.RecordError(f"{folder} is no run: give outputs/runs/<run>, or one of its attempts")
+            raise ConfigError([f"{folder} is no run: give outputs/runs/<run>, or one of its attempts"])
         self.folder = made[-1]
+        try:
+            status, _, self._env, summary = records.check_attempt(self.folder)
+        except records.RecordError as error:
+            raise ConfigError([str(error)]) from error
+        if summary is None:
+            raise ConfigError([f"{self.folder} is {status['status']} and has no summary: run its command again"])
+        self.summary: dict[str, Any] = summary  # the numbers of the whole run
 
     def __repr__(self) -> str:
         step = self.summary["step_ms"]["median"]
@@ -72,11 +79,6 @@ class Run:
         drawing = trace.svg(shown.panels, self.summary["run_id"], sums=shown.sums) if shown else ""
         return f"{escape(repr(self))}<br>{drawing}"
 
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The numbers of the whole run."""
-        return records.read_summary(self.folder)
-
     @property
     def disturbed(self) -> bool:
         """Whether something disturbed its timing, so that its times are not to be trusted."""
@@ -85,7 +87,7 @@ class Run:
     @cached_property
     def disturbed_by(self) -> str:
         """What disturbed its timing, as `load 9.1`; empty if nothing did."""
-        return ", ".join(why.text for why in records.disturbances(self.summary, records.read_env(self.folder)))
+        return ", ".join(why.text for why in records.disturbances(self.summary, self._env))
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -116,6 +118,21 @@ class Run:
         predicted, replicas = self.summary.get("predicted"), self.summary["replicas"]
         lines = trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas)
         return trace.plain(lines) + f"\ndisturbed: {self.disturbed_by}" * self.disturbed
+
+
+def load_runs(folder: Path | str) -> pd.DataFrame:
+    """Return one row per run below `folder`: its newest finished attempt, or else its newest attempt.
+
+    Nested keys are joined by dots, as `step_ms.median` and `config.model.dim`, and integers stay integers where some
+    are missing. Runs that cannot be read are left out with a warning; `frame.attrs["unreadable"]` lists why, one
+    sentence each.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not Path(folder).is_dir():
+        raise ConfigError([f"{folder} is not a folder: give outputs, or the output_dir of the runs"])
+    return results.load_runs(Path(folder))
 
 
 def measure(*overrides: str, folder: Path | str | None = None, **keys: Any) -> Run:

@@ -136,8 +136,11 @@ def run_order(point: OrderConfig, problem: Problem) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_text(schedule))
     figures["command"] = _command(point, schedule, path)
-    for note in with_order(point, schedule).notes:
+    priced = with_order(point, schedule)
+    for note in priced.notes:
         console.note(note)
+    for doubt in priced.doubts:
+        console.warn(doubt)
     if point.output == "json":
         print(json.dumps(figures), flush=True)
     else:

@@ -186,6 +186,8 @@ def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
     program = ["python", "-m", "microp.simulate"] if base == "simulate" else ["microp"]
     folder, rows = path.with_suffix(""), []
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("plan*.yaml"):  # of a search with other times
+        old.unlink()
     for number, priced in enumerate(found.front, start=1):
         typed = _words(plan, priced)
         write_text(folder / f"plan{number}.yaml", stored(typed, base))
@@ -201,6 +203,9 @@ def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
     kinds = " ".join(f"{key}={value}" for key, value in types.items() if value)
     for note in _notes(plan, found):
         console.note(note)
+    rows_of = {point.batch_size / priced.choice.replicas / priced.choice.chunks for priced in found.front}
+    for doubt in profile_notes(point, sorted({min(rows_of), max(rows_of)})):
+        console.warn(doubt)
     show_plans(
         rows,
         unit,
@@ -258,11 +263,8 @@ def _notes(plan: Plan, found: Found) -> list[str]:
         of_what = {"row": "microbatch, whatever its rows", "layer": "stage, whatever its layers"}
         if lacking := [of_what[name] for name in of_what if name not in getattr(plan.config.device, "per", ())]:
             notes.append(f"the nominal times are per {', and per '.join(lacking)}: device.per=[layer,row] counts them")
-    choices = [priced.choice for priced in found.front]
-    rows = {plan.config.batch_size / choice.replicas / choice.chunks for choice in choices}
-    if used_profile(plan.config) is not None:
-        notes += profile_notes(plan.config, sorted({min(rows), max(rows)}))
-    elif any(choice.replicas > 1 for choice in choices) and not getattr(plan.config.device, "reduce_ms", None):
+    sums = used_profile(plan.config) is not None or getattr(plan.config.device, "reduce_ms", None)
+    if any(priced.choice.replicas > 1 for priced in found.front) and not sums:
         notes.append("the sums of the gradients over the replicas take no time here: they are not known")
     if cap is not None and found.over and found.over[-1].step < found.front[0].step:
         faster, unit = found.over[-1], "ms" if prices.is_known else "units"

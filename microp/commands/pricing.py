@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import cache, cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from microp import trace
@@ -31,11 +30,10 @@ from microp.config import (
     order_peaks,
     plain,
     prices_of,
-    read_config,
     used_profile,
 )
 from microp.job import run_id
-from microp.points import Point, PointsCallback, run_app
+from microp.points import BAD_INPUT, Point, PointsCallback, run_app
 from microp.results import asked, same, spans_frame, unscaled
 from microp.schedule import spread, to_text, to_torch_csv
 from microp.simulator import Simulated, closed_forms, critical_path, simulate
@@ -159,18 +157,18 @@ def _memory(job: PricingJob) -> list[float] | None:
     if job.workload is None:
         return None
     if problems := config.model.slice_problems(job.schedule.slices):
-        console.note(f"no run, so no MiB: {problems[0]}")
+        _once(console.note, f"no run, so no MiB: {problems[0]}")
         return None
     rows = spread(config.batch_size, config.replicas)[0]
     if config.device.is_emulated and (profile := used_profile(config)) is not None:  # config.model only stands in
         if profile.tells_memory:
             return prices_of(config).forecast(job.workload, config.model.batch_bytes(rows)).peak_memory_mib
-        _note(f"no MiB: {NO_MEMORY}")
+        _once(console.note, f"no MiB: {NO_MEMORY}")
         return None
     try:
         return order_peaks(config.model, config.computing, job.workload, rows)
     except ValueError as error:
-        console.warn(str(error))
+        _once(console.warn, str(error))
         return None
 
 
@@ -184,16 +182,18 @@ def main() -> None:
 
 
 @cache
-def _note(text: str) -> None:
-    """Say something once, for however many points."""
-    console.note(text)
+def _once(say: Callable[[str], None], text: str) -> None:
+    """Say something once, for however many points of a command."""
+    say(text)
 
 
 def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
     """Price one point, print or draw it, and return its figures."""
     priced = Price(job)
     for note in job.notes:
-        _note(note)
+        _once(console.note, note)
+    for doubt in job.doubts:
+        _once(console.warn, doubt)
     figures = dict(priced.figures)
     peaks, given = figures["peak_memory_mib"], point.device.memory_gib
     if peaks and given is not None and max(peaks) * MIB > given * GIB:
@@ -213,11 +213,12 @@ def run_price(point: SimulateConfig, job: PricingJob) -> dict[str, Any]:
 
 
 class PricingCallback(PointsCallback):
-    """Checks all points before the first is priced, and prints all prices as a table, a single one in full."""
+    """Prices the points that are valid, and prints all prices as a table, a single one in full.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown = ExitStack()
+    Nothing is started, so Hydra need not compose the points again, and a point that is not valid costs its row alone.
+    """
+
+    in_part = True
 
     @classmethod
     def prepare(cls, config: Config) -> PricingJob:
@@ -225,25 +226,18 @@ class PricingCallback(PointsCallback):
         return make_pricing_job(config)
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
-        self._as_text = config.output == "text"
-        self._points: list[Priced] = []
-        self._number = len(points)
-        self._tick = self._shown.enter_context(bar("pricing")) if self._as_text else lambda _: None
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        if isinstance(job_return.return_value, dict):
-            typed = list(job_return.overrides or ())
-            self._points.append(Priced(plain(read_config(config)), typed, job_return.return_value))
-            self._tick(len(self._points) / self._number)
-
-    def close(self) -> bool:
-        self._shown.close()
-        return False
-
-    def end(self, config: DictConfig) -> None:
-        self.close()
-        if self._as_text and self._points:
-            show_prices(self._points)
+        if not points:  # a sweeper that learns chooses them one by one, for the task
+            return
+        _once.cache_clear()
+        priced, is_text = [], config.output == "text"
+        with bar("pricing") if is_text else nullcontext(lambda _: None) as tick:
+            for number, (typed, asked, job) in enumerate(points, start=1):
+                assert isinstance(asked, SimulateConfig)
+                priced.append(Priced(plain(asked), typed, run_price(asked, job)))
+                tick(number / len(points))
+        if is_text:
+            show_prices(priced)
+        raise SystemExit(BAD_INPUT if self.refused else 0)
 
 
 # --- the table of prices ------------------------------------------------------------------------------

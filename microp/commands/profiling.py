@@ -37,7 +37,7 @@ from microp.schedule import Partition, Schedule, skewed, uniform
 from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
 from microp.settings import LOWERED, NEVER, Checkpointing, EstimateSettings, ModelSettings, SlurmSettings
 from microp.system import MIB
-from microp.terminal import console
+from microp.terminal import clock, console
 
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
 ALWAYS = Checkpointing("always", 1, False)
@@ -123,7 +123,7 @@ def measure_profile(job: Job, seconds: float) -> profiling.Profile:
         what = f"measuring {job.model.name} for about {seconds:g} s"
         if not console.err.is_terminal:
             console.note(what)
-        with console.err.status(what):
+        with clock(what, seconds):
             together = _run(
                 cases.together, cases.needed, seconds * (1 - OTHERS_SHARE * len(apart)), folder / "together"
             )

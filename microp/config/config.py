@@ -84,6 +84,14 @@ def typed_folder() -> list[str]:
     return ["-cd", folder] if folder else []
 
 
+def options_folder() -> list[str]:
+    """Return the words `-cd FOLDER` for commands without `-cn`: a file's own search path comes first, as a plan's."""
+    words = typed_words()
+    path = Path(words.config_dir or "") / f"{words.config_name}.yaml"
+    places = OmegaConf.select(OmegaConf.load(path), "hydra.searchpath") if path.is_file() else None
+    return ["-cd", places[0].removeprefix("file://")] if places else typed_folder()
+
+
 @cache
 def register(name: str = "config") -> None:
     """Register what Hydra needs to compose `conf/<name>.yaml`: its schema, the resolvers and the stored sweeps.

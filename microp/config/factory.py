@@ -184,22 +184,35 @@ def _checked(
 ) -> settings.OwnSettings:
     import torch  # takes half a second, and only this needs it
 
-    from microp.model import Layers, code_of, inspect_layers, lowered_types, number_of_weights, seeded
+    from microp.model import (
+        Layers,
+        check_apart,
+        code_of,
+        inspect_layers,
+        lowered_types,
+        number_of_weights,
+        seeded,
+        unchanged,
+    )
+
+    what = f"model.builder={node['builder']}"
 
     def layers(place: str) -> Layers:
-        with torch.device(place):
+        with torch.device(place), unchanged(what):
             return build("model", node, Layers)
 
     if node["name"] in settings.MODELS:
         raise ValueError(f"model.name={node['name']} is the name of one of microp's models: choose another name")
-    what, code, place = f"model.builder={node['builder']}", code_of(read_builder("model", node)[0]), "cpu"
+    code, place, first = code_of(read_builder("model", node)[0]), "cpu", None
     with suppress(ValueError):  # what fails without numbers may be right with them
-        if number_of_weights(layers("meta")) > MOST_WEIGHTS:
-            place = "meta"
+        made = layers("meta")
+        place = "meta" if number_of_weights(made) > MOST_WEIGHTS else place
+        first = made
     with seeded(0):
         made = layers(place)
         try:
             facts = inspect_layers(made, code)
+            check_apart(made, first or layers(place))
             if computing.dtype in settings.LOWERED and facts.dtype == "float32":
                 runs_on = "cuda" if device.name == "cuda" and torch.cuda.is_available() else "cpu"
                 facts = replace(facts, lowered=lowered_types(layers(place), computing, runs_on))

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from microp import profiling, settings
-from microp.config.config import typed_folder
+from microp.config.config import options_folder
 from microp.config.schema import Config, default_options, default_values, is_fixed
 from microp.job import Job, Workload, workload_of
 from microp.planner import EstimatedPrices, NominalPrices, Prices, ProfilePrices
@@ -238,7 +238,7 @@ def profile_command(config: Config, program: str = "profile", *typed: str) -> st
         words += [override(f"{group}.{key}", value) for key, value in given.items()]
     words += [*config.computing.words, f"batch_size={config.batch_size}"]
     words += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
-    return shlex.join(["python", "-m", f"microp.{program}", *typed_folder(), *words])
+    return shlex.join(["python", "-m", f"microp.{program}", *options_folder(), *words])
 
 
 def lacks_profile(config: Config, job: Job) -> str | None:

@@ -39,6 +39,7 @@ class PricingJob:
     costs: Costs  # of each stage and hop
     workload: Workload | None  # the model's layers on the schedule's stages; None if it has fewer layers than stages
     notes: tuple[str, ...] = ()  # what the user should know of the costs, one sentence each
+    doubts: tuple[str, ...] = ()  # why the costs may be far off
 
     @property
     def is_in_ms(self) -> bool:
@@ -86,8 +87,9 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
     costs = _costs(config, schedule, workload, weighed)
     if isinstance(config.device, EstimateSettings) and not _are_by_hand(config):
         notes.append(f"times are {prediction.prices_of(config).source}")
-    if (config.device.is_emulated or chosen.by_costs) and (profile := prediction.used_profile(config)) is not None:
-        notes += filter(None, [prediction.doubt(profile)])
+    doubts = []
+    if workload is not None and (config.device.is_emulated or chosen.by_costs):
+        doubts = prediction.profile_notes(config, [workload.mean_rows])
     if config.costs.weight is None and config.costs.backward is not None and schedule.input_gradients:
         notes.append("costs.weight is not given: I and W take half of costs.backward each")
     if workload is not None:
@@ -95,7 +97,7 @@ def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
             notes.append(f"unequal stages: {' '.join(map(str, workload.layers[: schedule.depth]))} layers")
         notes += not_frozen(config, schedule, chosen.partition)
         notes += prediction.uneven_rows(config, workload)
-    return PricingJob(config, schedule, costs, workload, tuple(notes))
+    return PricingJob(config, schedule, costs, workload, tuple(notes), tuple(doubts))
 
 
 def costs_depend_on_order(config: SimulateConfig) -> str | None:

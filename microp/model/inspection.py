@@ -29,7 +29,7 @@ from microp.model.own import Layers, is_dataset, row_form, separated
 from microp.model.randomness import seeded
 from microp.model.split_backward import SplitBackward, has_hooks, trained
 from microp.model.trial import TYPES, Trial, or_none, rows_for_trial, weights_of
-from microp.model.watch import layer_text, tensor_text
+from microp.model.watch import layer_text, place_of, tensor_text
 from microp.settings import LayerFacts, LayerWork, TiedWeight
 
 _DIGESTED = 64  # rows of a model's own data
@@ -117,6 +117,23 @@ def number_of_weights(made: Layers) -> int:
     """Return the number of weights of all layers. Raises ValueError if they are no layers."""
     _check_form(made)
     return sum(weight.numel() for weight in weights_of(made.layers))
+
+
+def check_apart(made: Layers, again: Layers) -> None:
+    """Raise ValueError if two calls of a function return the same trained weight, or buffer that forwards change."""
+    before, layers = set[int]().union(*(_places(layer, again) for layer in again.layers)), list(made.layers)
+    for index, layer in enumerate(layers):
+        if not before.isdisjoint(_places(layer, made)):
+            raise ValueError(
+                f"{layer_text(layers, index)}, whose weights or buffers were made outside of the function, so that all "
+                "its calls, of ranks and of runs, would train the same ones: make or copy them there"
+            )
+
+
+def _places(layer: nn.Module, made: Layers) -> set[int]:
+    """Return what tells the tensors of a layer that training changes from others: themselves, and their memory."""
+    tensors = [*trained(layer), *(layer.buffers() if made.changes_buffers else ())]
+    return {*map(id, tensors), *map(place_of, tensors)} - {0}
 
 
 def _divisions(layers: Sequence[nn.Module], trial: Trial) -> tuple[list[int], list[str]]:

@@ -1,8 +1,10 @@
-"""Watches the operations of a layer or a loss of the user's own, and names it in errors."""
+"""Watches what a model of the user's own does, the operations of its layers and its loss, and names it in errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,6 +15,47 @@ from torch.utils._python_dispatch import TorchDispatchMode
 LONGEST = 200  # characters of what an exception says
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN.convolution.default}
+
+
+def _default_device() -> torch.device | None:
+    try:
+        return torch.get_default_device()
+    except (AssertionError, RuntimeError):  # it is none that is here, which torch finds out when it is asked
+        return None
+
+
+_Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # how it is read, and set
+_AUTOCAST: dict[str, _Setting] = {
+    f"autocast of {kind}": (partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind))
+    for kind in ("cpu", "cuda")
+}
+_SETTINGS: dict[str, _Setting] = {
+    "torch.set_default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch.set_default_device": (_default_device, lambda _: torch.set_default_device(None)),
+    "torch.set_num_threads": (torch.get_num_threads, torch.set_num_threads),
+    "torch.set_grad_enabled": (torch.is_grad_enabled, lambda is_enabled: torch.set_grad_enabled(is_enabled)),
+    "torch.set_deterministic_debug_mode": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "torch.set_float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "torch.autograd.set_detect_anomaly": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    **_AUTOCAST,
+}
+
+
+@contextmanager
+def unchanged(what: str) -> Iterator[None]:
+    """Set torch's settings back to what they were before. Raises ValueError if they were changed by `what`."""
+    before = {name: read() for name, (read, _) in _SETTINGS.items()}
+    try:
+        yield
+    finally:
+        changed = [name for name, (read, _) in _SETTINGS.items() if read() != before[name]]
+        for name in changed:
+            _SETTINGS[name][1](before[name])
+    if changed:
+        raise ValueError(
+            f"{what} changes a setting of torch ({changed[0]}) for all that this process does after it: let layers and "
+            "tensors have a type or a device of their own, as by .to(dtype), and set the threads by device.threads"
+        )
 
 
 class Watch(TorchDispatchMode):

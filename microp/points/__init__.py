@@ -5,7 +5,7 @@
     run_app ─► SweepCallback checks and plans all points ─► run_point ─► an attempt on disk ─► a table
 """
 
-from microp.points.hydra_app import Point, PointsCallback, run_app
+from microp.points.hydra_app import BAD_INPUT, Point, PointsCallback, run_app
 from microp.points.next_commands import used_words
 from microp.points.planned import Planned
 from microp.points.point import run_point

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec
 
@@ -63,6 +63,7 @@ from microp.terminal import console
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 BAD_INPUT = 2
+NAMED = 4  # points of a problem
 CALLBACK = "++hydra.callbacks.points._target_"
 SILENT_S = 10  # the longest time that another rank of torchrun waits for rank 0 to print what is wrong, in seconds
 log = logging.getLogger(__name__)
@@ -199,6 +200,8 @@ class PointsCallback(Callback):
 
     began: ClassVar[PointsCallback | None] = None  # this process's, once all points are valid, so that runs may begin
     skipped: Sequence[list[str]] = ()  # the overrides of the points that `skip` leaves out
+    refused: Sequence[Composed] = ()  # the points that are not valid
+    in_part = False  # whether the command goes on with its valid points where others are not
     _prepared: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
@@ -310,14 +313,29 @@ class PointsCallback(Callback):
         is_dry = any(node is not None and node.get("dry_run") for node in nodes)
         if is_dry and not problems:  # else no point is to run
             self.dry_run(config, checked)
-        refused = [point for point in checked if isinstance(point, Composed)]
-        if problems := [problem for point in refused for problem in point.problems] + problems:
+        self.refused = [point for point in checked if isinstance(point, Composed)]
+        if self.refused and points and self.in_part and not problems:
+            for problem in _by_points(self.refused, composed):
+                console.error(problem)
+        elif problems := [problem for point in self.refused for problem in point.problems] + problems:
             refuse(list(dict.fromkeys(problems)))
         if is_dry:
             raise SystemExit(0)
         log.debug("%s composed and checked", "1 point is" if len(points) == 1 else f"{len(points)} points are")
         PointsCallback.began = self
         self.begin(config, points)
+
+
+def _by_points(refused: Sequence[Composed], composed: Sequence[Composed]) -> Iterator[str]:
+    """Yield each problem of some points of a sweep once, after the words that tell these points from the others."""
+    same = set.intersection(*(set(point.overrides) for point in composed))
+    places: dict[str, list[str]] = {}
+    for point in refused:
+        for problem in point.problems:
+            places.setdefault(problem, []).append(" ".join(word for word in point.overrides if word not in same))
+    for problem, names in places.items():
+        more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        yield f"{', '.join(names[:NAMED])}{more}: {problem}"
 
 
 def _key(config: Config) -> str:

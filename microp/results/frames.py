@@ -49,24 +49,13 @@ if TYPE_CHECKING:  # ranks do not import pandas
 CLOSED_FORM = "bubble.closed_form"  # null in the summaries of orders that have none
 
 
-def load_runs(folder: Path | str) -> pd.DataFrame:
-    """Return one row per run below `folder`: its newest finished attempt, or else its newest attempt.
-
-    Nested keys are joined by dots, as `step_ms.median` and `config.model.dim`, and integers stay integers where some
-    are missing. Runs that cannot be read are left out with a warning; `frame.attrs["unreadable"]` lists why, one
-    sentence each.
-
-    Raises:
-        NotADirectoryError: there is no such folder.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder: give outputs, or the output_dir of the runs")
+def load_runs(folder: Path) -> pd.DataFrame:
+    """Return the frame of `microp.load_runs`, without rows if there is no such folder."""
     rows, unreadable = read_runs(folder)
     if unreadable:
         number = "1 attempt is" if len(unreadable) == 1 else f"{len(unreadable)} attempts are"
         more = "" if len(unreadable) == 1 else ' (attrs["unreadable"] lists the other reasons)'
-        warnings.warn(f"{number} left out: {unreadable[0]}{more}", stacklevel=2)
+        warnings.warn(f"{number} left out: {unreadable[0]}{more}", stacklevel=3)
     frame = _frame(rows)
     flat = [flatten(row) for row in rows]
     for column in map(str, frame.select_dtypes(float)):  # pandas makes floats of integers of which some are missing

@@ -50,8 +50,15 @@ def verdicts(rows: Sequence[PointRow]) -> list[str]:
     pairs = [pair for name, launches in points.items() for pair in _in_turn(name, launches)]
     if not pairs and len(keys) == 1 and not unscaled([row.config for row in rows]):
         (base, first), *others = points.items()
-        pairs = [_Pair(name, base, _times(launches), _times(first)) for name, launches in others]
+        for name, launches in others:
+            some = doubt(row.disturbed for row in (*launches, *first))
+            pairs.append(_Pair(name, base, _times(launches), _times(first), doubt=some))
     return _sentences(pairs)
+
+
+def doubt(disturbed: Iterable[object]) -> str:
+    """Return what a verdict ends with if some of its launches, by their `disturbed`, are; else nothing."""
+    return "; disturbed launches are among them" * any(disturbed)
 
 
 def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
@@ -163,6 +170,7 @@ class _Pair(NamedTuple):
     times: dict[int, float]
     others: dict[int, float]  # 1 for each launch, if `times` are ratios
     of: str = ""
+    doubt: str = ""
 
 
 def _sentences(pairs: Sequence[_Pair]) -> list[str]:
@@ -171,7 +179,10 @@ def _sentences(pairs: Sequence[_Pair]) -> list[str]:
         names = list(dict.fromkeys(pair.name for pair in pairs))
         some = ", ".join([*names[:LINES], *["..."] * (len(names) > LINES)])
         return [compared[0].sentence(some, pairs[0].other)]
-    said = [f"{pair.of}{result.sentence(pair.name, pair.other)}" for pair, result in zip(pairs, compared, strict=True)]
+    said = [
+        f"{pair.of}{result.sentence(pair.name, pair.other)}{pair.doubt}"
+        for pair, result in zip(pairs, compared, strict=True)
+    ]
     if (more := len(said) - LINES) > 0:
         said[LINES:] = [f"{more} more comparisons: python -m microp.runs"]
     return [*said, BRACKETS] if any("[" in sentence for sentence in said) else said
@@ -188,4 +199,5 @@ def _in_turn(point: str, rows: Sequence[PointRow]) -> Iterator[_Pair]:
         shown = {int(row.config[LAUNCH]): (row.summary.get(key) or {"ratio": {}})["ratio"] for row in rows}
         ratios = {launch: ratio for launch, of in shown.items() if (ratio := of.get(f"{name}/{other}"))}
         if ratios:
-            yield _Pair(name, other, ratios, dict.fromkeys(ratios, 1.0), f"{point}: " if point else "")
+            some = doubt(row.disturbed for row in rows)
+            yield _Pair(name, other, ratios, dict.fromkeys(ratios, 1.0), f"{point}: " if point else "", some)

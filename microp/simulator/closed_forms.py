@@ -241,6 +241,7 @@ _IN_FLIGHT: dict[str, _Peak] = {
     "zb_interleaved": (lambda _: True, lambda s: min(s.K - s.r + (s.v - 1) * s.G, s.v * s.M)),
     "zb_v": (lambda s: s.M >= 2 * s.K - 1, lambda s: 2 * s.K),
     "dualpipe_v": (lambda _: True, lambda s: 2 * s.K + 1),
+    "dualpipe": (lambda _: True, lambda s: s.K + 1),
     "v_half": (lambda s: s.M >= 2 * s.K, lambda s: 2 * (s.K // 2 + 1)),
     "1f1b_v": (lambda s: s.M >= 2 * s.K, lambda s: 2 * ((2 * s.K + 3) // 3) - (s.r % 3 == (s.K + 1) % 3)),
     "chimera": (lambda s: s.M >= 2 * s.K, lambda s: s.K),
@@ -253,7 +254,6 @@ _HELD: dict[str, _Peak] = _IN_FLIGHT | {
     "zb_h2": (lambda _: True, lambda s: min(2 * s.K - 1, s.M)),
     "zb_interleaved": (lambda _: True, lambda s: min(s.K + (s.v - 1) * s.G, s.v * s.M)),
     "v_min": (lambda s: s.M >= 2 * s.K, _v_min),
-    "dualpipe": (lambda _: True, lambda s: s.K + 1),
 }
 
 

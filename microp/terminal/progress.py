@@ -23,6 +23,7 @@ from microp.terminal.console import err, line
 
 POLL_S = 0.25  # between two looks at a rank's rows; long, because the ranks need the cores
 LINE_S = 10.0  # between two lines where there is no terminal
+LATE = 0.99  # the share that is shown of what takes longer than it is to
 ESTIMATE_S = 24 * 3600.0  # of the past, from which the time that is left is estimated
 
 
@@ -47,6 +48,25 @@ def bar(what: str) -> Iterator[Callable[[float], None]]:
     with Progress(*columns, console=err, transient=True) as shown:
         task = shown.add_task(what, total=1.0)
         yield lambda share: shown.update(task, completed=share)
+
+
+@contextmanager
+def clock(what: str, seconds: float) -> Iterator[None]:
+    """Show, as `bar` does, how much of the time that something is to take is over."""
+    began, ended = monotonic(), threading.Event()
+    with bar(what) as tell:
+
+        def follow() -> None:
+            while not ended.wait(POLL_S):
+                tell(min((monotonic() - began) / seconds, LATE))
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 class Board:

@@ -75,7 +75,7 @@ def show_comparison(a: results.Group, b: results.Group, limit: int) -> None:
         show([Column("figure", list(figures["figure"]), "left", 9), *_sides(figures)], "--csv")
         if (comparison := main["comparison"].iloc[0]) and not reason:
             per = "step" if decides == "step_ms" else "sample"
-            some = "; disturbed launches are among them" if any((*a.rows["disturbed"], *b.rows["disturbed"])) else ""
+            some = results.doubt([*a.rows["disturbed"], *b.rows["disturbed"]])
             paragraph(f"time per {per}: {comparison.sentence(a.word, b.word)}{some}", "bold")
         return
     shown = main[: limit or None]

@@ -64,11 +64,23 @@ def test_steps_are_one_row_per_step_and_rank_and_spans_one_per_action(measured):
     assert spans["end_ms"].max() < steps["step_ms"].max()
 
 
-def test_a_recorded_run_is_opened_by_its_folder_or_its_newest_attempt(measured, tmp_path):
+def test_a_recorded_run_is_opened_by_its_folder_or_its_newest_attempt_and_what_is_none_is_refused(measured, tmp_path):
     assert microp.Run(str(measured[0].folder)).summary == measured[0].summary
     assert microp.Run(measured[0].folder.parent).folder == measured[0].folder
-    with pytest.raises(ValueError, match=f"{tmp_path} is no run: give outputs/runs/<run>, or one of its attempts"):
-        microp.Run(tmp_path)
+    broken = shutil.copytree(measured[0].folder, tmp_path / "run" / "attempt-1")
+    (broken / "summary.json").write_text("{")
+    refused = [
+        (microp.Run, tmp_path, "is no run: give outputs/runs/<run>, or one of its attempts"),
+        (microp.Run, broken, "/summary.json cannot be read"),
+        (microp.load_runs, tmp_path / "nothing", "is not a folder: give outputs, or the output_dir of the runs"),
+    ]
+    for function, folder, message in refused:
+        with pytest.raises(microp.ConfigError, match=f"{folder} ?{message}"):
+            function(folder)
+    (broken / "summary.json").unlink()
+    write_json(broken / "status.json", {"status": "failed", "message": "m", "started": 1.0})
+    with pytest.raises(microp.ConfigError, match="attempt-1 is failed and has no summary: run its command again"):
+        microp.Run(broken)
 
 
 def test_a_disturbed_run_says_so_wherever_it_is_shown(measured, monkeypatch, tmp_path):

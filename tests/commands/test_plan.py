@@ -31,8 +31,10 @@ def test_a_plan_says_what_to_run(tmp_path):
     assert steps == sorted(steps)
     for plan in found["plans"]:
         assert plan["chunks"] in (2, 4)
+    (old := path.with_suffix("") / "plan99.yaml").touch()
     again = microp(*words, folder=tmp_path, program="microp.plan")
     assert again.stdout == done.stdout
+    assert not old.exists()
     told = f"run   microp -cd outputs/plans/{path.stem} -cn plan1\n"
     assert told in done.stdout
     assert re.findall(r"^plan\d+", done.stdout, re.M) == [f"plan{n}" for n in range(1, len(steps) + 1)]
@@ -53,6 +55,8 @@ def test_what_a_plan_does_not_know_stands_above_it_and_its_file_finds_one_s_own_
     [folder] = (path for path in (tmp_path / "outputs" / "plans").iterdir() if path.is_dir())
     run = ran("-cd", str(folder), "-cn", "plan1", "dry_run=true", folder=tmp_path)
     assert "1 to run" in run.stdout
+    refused = microp("-cd", str(folder), "-cn", "plan1", "device.memory_gib=0.00001", folder=tmp_path)
+    assert f"python -m microp.plan -cd {tmp_path / 'own'} " in refused.stderr  # where the options are
 
 
 def test_a_run_of_a_plan_for_another_machine_shows_no_memory_of_the_small_model_that_stands_in(tmp_path):

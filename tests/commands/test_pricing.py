@@ -70,6 +70,18 @@ def test_several_as_one_table(tmp_path):
     assert "rank 0 |" not in done.stdout
 
 
+def test_points_that_are_not_valid_are_named_and_the_others_priced_with_each_note_once(tmp_path):
+    done = type_in(tmp_path, "simulate -m schedule=seq_1f1b,gpip chunks=0,2,4 model.dim=64")
+    assert done.returncode == 2
+    assert done.stdout.startswith("2 simulated, the same in all: schedule=seq_1f1b ")
+    for told in (
+        "error: schedule=seq_1f1b chunks=0: chunks=0 is below 1",
+        "error: schedule=gpip chunks=0, schedule=gpip ",
+    ):
+        assert told in done.stderr
+    assert done.stderr.count("no run, so no MiB: ") == 1
+
+
 def test_a_bar_has_the_share_of_the_points_that_are_priced(tmp_path, monkeypatch):
     shares: list[float] = []
     monkeypatch.setattr(pricing, "bar", lambda _: nullcontext(shares.append))

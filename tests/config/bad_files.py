@@ -43,6 +43,7 @@ def model(case: str = "good", width: int = 8):
     first = nn.Sequential(Bits(torch.float32), nn.Linear(16, width))
     inside, loss = nn.Linear(8, 8), error
     if case == "raises": 1 / 0
+    if case == "sets": torch.set_default_dtype(torch.float64)
     if case == "returns_none": return None
     if case == "empty": return Layers([], error, 2)
     if case == "function": inside = F.relu

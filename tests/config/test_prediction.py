@@ -7,6 +7,7 @@ import pytest
 from configs import config as configured
 from configs import warnings
 from profiled import written
+from typed import type_in
 from user import ran, read
 
 from microp.commands import profiling
@@ -15,6 +16,7 @@ from microp.config.prediction import prices_of
 from microp.profiling import TORCH, Transport
 from microp.records import read_rows, write_profile
 from microp.settings import Computing
+from microp.terminal import progress
 from microp.trace.timeline import number
 
 MODEL = ["model.layers=4", "model.dim=16", "batch_size=8"]
@@ -23,7 +25,9 @@ MODEL = ["model.layers=4", "model.dim=16", "batch_size=8"]
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiled")
-    done = ran(*MODEL, "seconds=1", folder=folder, program="microp.profile")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "LINE_S", 0.1)
+        done = ran(*MODEL, "seconds=1", folder=folder, program="microp.profile")
     job = profiling.ProfileCallback.prepare(read_config(compose_config(*MODEL, name="profile")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiling, "monotonic", lambda: 0.0)  # there is time for everything
@@ -38,6 +42,7 @@ def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
     assert path.read_text().startswith("# Times of mlp on ")
     assert f"outputs/profiles/{path.name}" in done.stdout
     assert "mlp: one layer of 4, ms per microbatch" in done.stdout
+    assert re.search("^measuring mlp for about 1 s\n(measuring mlp for about 1 s: [0-9]+ %\n)+", done.stderr)
     left_out = re.search(r"seconds=1 leaves no time for (.*): not measured, and not in the profile", done.stderr)
     named = left_out.group(1).split(", ") if left_out else []
     for other in ("tcp", "gloo", "torch"):  # how many there is time for depends on the machine
@@ -182,3 +187,6 @@ def test_a_profile_that_may_be_far_off_is_doubted_where_it_is_used(tmp_path, cha
     written(tmp_path, *MODEL, **changed)
     found = " ".join(warnings(configured(*MODEL, f"output_dir={tmp_path}")))
     assert said in found if said else not re.search("far off|load average", found)
+    for program in ("simulate partition=balanced", "plan ranks=2 schedule=gpipe chunks=2"):
+        told = " ".join(type_in(tmp_path, f"{program} {' '.join(MODEL)} output_dir={tmp_path}").stderr.split())
+        assert re.search(f"warning: [^:]*{re.escape(said)}", told) if said else "load average" not in told

@@ -23,7 +23,7 @@ from torch import nn
 from training import digest
 
 from microp.device.memory_probe import probe_layers
-from microp.model import Layers, build_model, generator_states, inspect_layers, random_parts
+from microp.model import Layers, build_model, generator_states, inspect_layers, random_parts, unchanged
 
 
 def first():
@@ -144,6 +144,32 @@ def test_a_function_that_was_changed_is_refused(monkeypatch):
     monkeypatch.setattr("microp.model.own.code_of", lambda _: "another")
     with pytest.raises(ValueError, match=r"model.builder=own_model.mixed has changed since it was checked: start"):
         build_model(settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda: torch.set_default_dtype(torch.float64), "set_default_dtype"),
+        (
+            lambda: torch.set_default_device("cuda"),
+            "set_default_device",
+        ),
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "set_num_threads"),
+        (lambda: torch.set_grad_enabled(False), "set_grad_enabled"),
+        (lambda: torch.use_deterministic_algorithms(True), "set_deterministic_debug_mode"),
+        (lambda: torch.set_float32_matmul_precision("medium"), "set_float32_matmul_precision"),
+        (torch.autocast("cpu", torch.bfloat16).__enter__, "autocast of cpu"),
+    ],
+)
+def test_a_function_that_changes_a_setting_of_torch_is_refused_and_the_setting_is_as_it_was(change, name):
+    said = f"mine changes a setting of torch .*{name}"
+    for place in ("cpu", "meta"):  # where the function is called
+        with torch.device(place), pytest.raises(ValueError, match=said), unchanged("mine"):
+            change()
+        with unchanged("nothing"):
+            assert (nn.Linear(2, 2)(torch.ones(1, 2)).dtype, torch.ones(1).device.type) == (torch.float32, "cpu")
+        assert torch.is_grad_enabled()
+        assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -166,6 +166,9 @@ def test_two_schedules_are_compared_launch_by_launch():
     sentence, _ = verdicts([*base, *launches("schedule=1f1b", 48.2, 47.3, 49.2)])
     assert sentence.startswith("1f1b is 4.1 % faster than gpipe [")
     assert sentence.endswith("], 3 launches each")
+    *calm, last = launches("schedule=1f1b", 48.2, 47.3, 49.2)
+    last = last._replace(disturbed=(Disturbance("load", "load 30 on 2 cores"),))
+    assert verdicts([*base, *calm, last])[0] == f"{sentence}; disturbed launches are among them"
     sentence, _ = verdicts([*base, *launches("schedule=1f1b", 50.0, 47.3, 53.2)])
     assert sentence.startswith("1f1b against gpipe: too noisy to say: ")
     sentence, _ = verdicts([*base, *launches("chunks=8", 60.0, 59.3, 61.2)])
