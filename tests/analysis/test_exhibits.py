@@ -238,10 +238,16 @@ def test_errors_are_relative_and_of_the_median_launch():
 
 def test_the_plan_chosen_and_the_order_of_plans():
     table = forecasts(runs(("gpipe", 4, 50, 100), ("1f1b", 4, 60, 90), ("zb_h1", 4, 70, 120), ("naive", 4, 65, 121)))
-    assert list(regrets(table, "predicted").values()) == pytest.approx([100 / 90 - 1])
+    assert regrets(table, "predicted") == pytest.approx([100 / 90 - 1])
     # apart: 5 of 6 pairs, since 120 and 121 are alike; in the wrong order is one, of gpipe and 1f1b
     assert kendall(table, "predicted") == pytest.approx((4 - 1) / 5)
     assert kendall(table, "replayed") == 1
+    known = runs(("gpipe", 4, 50, 100), ("gpipe", 8, 60, 90), ("1f1b", 8, 61, 95))
+    for per, lost in (([], [0.0]), (["row"], [100 / 90 - 1])):  # where rows do not count, M = 4 and 8 do not compare
+        nominal = known.assign(device="emulated", **{"config.device.name": "emulated"})
+        nominal["config.device.per"] = [["layer", *per]] * len(known)
+        assert regrets(forecasts(nominal), "predicted") == pytest.approx(lost)
+        assert kendall(forecasts(nominal), "predicted") == (-1 / 3 if per else 1)
 
 
 def test_baselines_know_the_other_configurations_only():
