@@ -29,6 +29,7 @@ from analysis.words import BUBBLE, TIME, closing, fastest, least_memory, listed,
 from microp.records import WIDE_FRACTION, Plan, over_launches, read_plans
 from microp.results import HOW, Store, finished_runs, is_missing, records, worst_rank_mib
 from microp.system import about_sweep, run_command, sweep_names
+from microp.terminal import read_store
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
     "step_ms.median": ("step time, ms", 0.0),
@@ -216,7 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     for reason in unreadable:
         print(f"left out: {reason}", file=sys.stderr)
     if plans:
-        store = Store(plans[-1].folder.resolve().parents[1], options.schedule)
+        store = read_store(plans[-1].folder.resolve().parents[1], options.schedule)
         made, missing = of_plan(store, plans[-1]), store.unfinished(plans[-1].points)
         known = store.schedules_of({point.run_id for point in plans[-1].points})
     else:

@@ -97,7 +97,9 @@ def test_a_sweep_says_what_is_the_same_in_all_its_runs(tmp_path):
 
 
 def test_prediction_and_noise(outputs):
-    [exhibit] = section("prediction", Store(outputs)).exhibits
+    shares: list[float] = []  # of the runs that are read, for a bar
+    [exhibit] = section("prediction", Store(outputs, tell=shares.append)).exhibits
+    assert shares == [number / 8 for number in range(8)]
     table = exhibit.table
     assert len(table) == 8
     assert (table["error"] - (table["replayed_ms"] / table["measured_ms"] - 1)).abs().max() < 1e-12
