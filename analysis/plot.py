@@ -26,7 +26,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from analysis import fitting
@@ -212,41 +211,32 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
     sizes = figure.dpi * np.array([[fitting.width(name), fitting.LINE * fitting.POINTS / 72] for name in names])
     drawn = [axis.transData.transform(line.get_xydata()) for line in axis.get_lines() if line.get_linestyle() == "-"]
     lines = np.concatenate([_NO_BOX, *(_along(*ends) for line in drawn for ends in pairwise(line))])
-    found, order = dict[int, tuple[Numbers, Numbers]](), [*range(len(names))]
+    inside, gap, turns = axis.get_window_extent(), 5 / 72 * figure.dpi, np.radians(np.tile(range(0, 360, 15), 19))
+    to, out = np.column_stack([np.cos(turns), np.sin(turns)]), gap * np.repeat(range(1, 20), 24)[:, None]
+    markers, order = np.hstack([places - 0.95 * gap, places + 0.95 * gap]), [*range(len(names))]
+    found = dict[int, list[Any]]()  # number -> the name's lower left corner, the two ends of the line to it
     for _ in range(TRIES):
-        found = _placed(order, places, sizes, lines, axis.get_window_extent(), 5 / 72 * figure.dpi)
         order.sort(key=lambda number: number in found)
         if len(found) == len(names):
             break
-    for number, (low, end) in found.items():
-        spots = axis.transData.inverted().transform([low, places[number], end])
-        axis.plot(*spots[1:].T, color="0.6", linewidth=0.4, zorder=1.4)
-        axis.text(*spots[0], names[number], va="bottom", color="0.25", in_layout=False)
-
-
-def _placed(
-    order: Iterable[int], places: Numbers, sizes: Numbers, lines: Numbers, inside: Bbox, gap: float
-) -> dict[int, tuple[Numbers, Numbers]]:
-    """Return for each point whose name finds room the name's lower left corner, and where the line to it ends."""
-    turns = np.radians(np.tile(range(0, 360, 15), 19))
-    to, out = np.column_stack([np.cos(turns), np.sin(turns)]), gap * np.repeat(range(1, 20), 24)[:, None]
-    markers, leads, found = np.hstack([places - 0.95 * gap, places + 0.95 * gap]), _NO_BOX, {}
-    taken = markers
-    for number in order:
-        place, size = places[number], sizes[number]
-        low = place + out * to - size * (1 - to) / 2
-        boxes, ends = np.hstack([low, low + size]), np.clip(place, low, low + size)
-        fits = (low >= inside.min).all(1) & (low + size <= inside.max).all(1)
-        fits &= ~_meet(boxes, np.concatenate([taken, leads])).any(1)
-        others = taken[~_meet(taken, markers[[number]])[:, 0]]
-        for at in sorted(np.flatnonzero(fits), key=lambda at: _meet(boxes[[at]], lines).any()):
-            is_far = np.hypot(*(ends[at] - place)) > 2 * gap
-            lead = _along(place + gap * to[at], ends[at], 4) if is_far else _NO_BOX
-            if not _meet(lead, others).any():
-                taken, leads = np.concatenate([taken, boxes[[at]]]), np.concatenate([leads, lead])
-                found[number] = low[at], ends[at] if is_far else place
-                break
-    return found
+        taken, leads, found = markers, _NO_BOX, {}
+        for number in order:
+            low = places[number] + out * to - sizes[number] * (1 - to) / 2
+            boxes, ends = np.hstack([low, low + sizes[number]]), np.clip(places[number], low, low + sizes[number])
+            fits = (boxes[:, :2] >= inside.min).all(1) & (boxes[:, 2:] <= inside.max).all(1)
+            fits &= ~_meet(boxes, np.concatenate([taken, leads])).any(1)
+            others = taken[~_meet(taken, markers[[number]])[:, 0]]
+            for at in sorted(np.flatnonzero(fits), key=lambda at: _meet(boxes[[at]], lines).any()):
+                is_far = np.hypot(*(ends[at] - places[number])) > 2 * gap
+                lead = _along(places[number] + gap * to[at], ends[at], 4) if is_far else _NO_BOX
+                if not _meet(lead, others).any():
+                    taken, leads = np.concatenate([taken, boxes[[at]]]), np.concatenate([leads, lead])
+                    found[number] = [low[at], places[number], ends[at] if is_far else places[number]]
+                    break
+    for number, spots in found.items():
+        low, *ends = axis.transData.inverted().transform(spots)
+        axis.plot(*zip(*ends, strict=True), color="0.6", linewidth=0.4, zorder=1.4)
+        axis.text(*low, names[number], va="bottom", color="0.25", in_layout=False)
 
 
 def _meet(boxes: Numbers, others: Numbers) -> NDArray[np.bool_]:
