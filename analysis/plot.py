@@ -236,7 +236,7 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
     for number, spots in found.items():
         low, *ends = axis.transData.inverted().transform(spots)
         axis.plot(*zip(*ends, strict=True), color="0.6", linewidth=0.4, zorder=1.4)
-        axis.text(*low, names[number], va="bottom", color="0.25", in_layout=False)
+        axis.text(low[0], low[1], names[number], va="bottom", color="0.25", in_layout=False)
 
 
 def _meet(boxes: Numbers, others: Numbers) -> NDArray[np.bool_]:
