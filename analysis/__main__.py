@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console
-from rich.progress import track
-
 from analysis import page, sweep
 from analysis.command import (
     ANY_RUN,
@@ -32,6 +29,7 @@ from analysis.exhibit import Section
 from microp.records import RecordError
 from microp.results import Store
 from microp.system import about_sweep, run_command, sweep_names
+from microp.terminal import bar, read_store
 
 EXPERIMENTS = (  # each draws the runs of sweeps/<name>.yaml
     "m_sensitivity",
@@ -70,22 +68,23 @@ def main(arguments: list[str] | None = None) -> int:
     """Write every figure and the report; print their files and the commands of missing points."""
     parser = command_parser("analysis", main.__doc__, takes_outputs=True)
     options = parser.parse_args(arguments)
-    store, folder = Store(options.outputs, options.schedule), figures_in(options.outputs / "report", options.columns)
+    store = read_store(options.outputs, options.schedule)
+    folder = figures_in(options.outputs / "report", options.columns)
     runs = store.runs()
     print_unreadable(store)
     if runs.empty:
         parser.error(nothing(options.outputs, ANY_RUN, options.schedule, store.schedules_of()))
     made: list[Section] = []
-    console = Console(stderr=True)
-    total = len(EXPERIMENTS) + len(OVER_ALL_RUNS) + 1
-    quiet = not console.is_terminal
+    total = len(EXPERIMENTS) + len(OVER_ALL_RUNS) + 2
     try:
-        for part in track(sections(store), "figures", total, console=console, transient=True, disable=quiet):
-            save(part.exhibits, folder)
-            made.append(part)
-        own, *others = made
-        values = page.values(store, own, others[: len(EXPERIMENTS)], others[len(EXPERIMENTS) :])
-        texts = {"report.md": page.markdown(values), "report.html": page.html(values, folder, runs)}
+        with bar("report") as tell:
+            for number, part in enumerate(sections(store), 1):
+                save(part.exhibits, folder)
+                made.append(part)
+                tell(min(number, total - 1) / total)
+            own, *others = made
+            values = page.values(store, own, others[: len(EXPERIMENTS)], others[len(EXPERIMENTS) :])
+            texts = {"report.md": page.markdown(values), "report.html": page.html(values, folder, runs)}
     except RecordError as error:
         parser.error(str(error))
     for name, text in texts.items():

@@ -23,6 +23,7 @@ from analysis.exhibit import Exhibit, Section
 from microp.records import RecordError, command
 from microp.results import Store
 from microp.system import CommandParser, run_command, sweep_names
+from microp.terminal import read_store
 
 OUTPUTS = Path("outputs")
 WIDTH = 100  # of running text in the terminal, at most
@@ -41,7 +42,8 @@ def main(name: str) -> int:
     about = "Write the figures and tables of this section into OUTPUTS/report."
     parser = command_parser(f"analysis.{name}", about, takes_outputs=True)
     options = parser.parse_args()
-    store, folder = Store(options.outputs, options.schedule), figures_in(options.outputs / "report", options.columns)
+    store = read_store(options.outputs, options.schedule)
+    folder = figures_in(options.outputs / "report", options.columns)
     try:
         made = section(name, store)
     except RecordError as error:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis import nominal, plot
 from microp.records import RANGE_UP_TO
 from microp.results import is_missing, records
 from microp.trace import save
@@ -37,6 +38,9 @@ class Exhibit:
     table: pd.DataFrame  # the numbers that the figure shows
     runs: pd.DataFrame  # the rows of the store that were used
     answer: str = ""  # what the runs say, if the figure is the only one of its sweep
+
+    def __post_init__(self) -> None:
+        plot.head(self.figure, nominal.heading(self.runs))
 
     @property
     def origin(self) -> str:

@@ -30,7 +30,7 @@ from analysis.exhibit import counted, kind_of
 from analysis.varied import say
 from analysis.words import doubts
 from microp.records import over_launches
-from microp.results import is_missing, records
+from microp.results import is_missing, records, uncounted
 from microp.settings import TIMES as DEVICE_TIMES
 
 Numbers = NDArray[np.floating[Any]]
@@ -41,9 +41,11 @@ TIMES = ("step_ms.median", "predicted.step_ms", "replayed.step_ms")
 SPREAD = ("step_ms.p10", "step_ms.p90", "disturbed")
 QUESTION = (
     *("question", "model", "config.model.dim", "device", "schedule", "chunks", "ranks", "batch_size", "partition"),
-    *("checkpointing", "config.device.per", "config.profile"),
+    *("replicas", "checkpointing", "config.device.name", "config.profile"),
+    *(f"config.schedule.{key}" for key in ("name", "of", "stages_per_rank")),
 )
 PROBLEM = ("config.model.layers", "batch_size", *(f"config.device.{key}" for key in ("per", *DEVICE_TIMES)))
+RANKED = ["problem", "uncounted"]  # configurations are ranked where these agree
 LEAST_NOISE = 0.02  # two configurations that differ by less are alike, if there is one launch of each
 
 
@@ -52,7 +54,7 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
 
     `measured` is the median over the launches, `measured.wide` whether it is not to be relied on, and `noise` half of
     their range over it (NaN for one launch); a `group` has the configurations of one model on one device, a `problem`
-    those of one batch and the same nominal times among them.
+    those of one batch and the same nominal times among them, ranked where what these do not count is the same.
     """
     if not {*TIMES} <= {*runs.columns}:
         return pd.DataFrame()
@@ -86,9 +88,11 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
     model = first["model"] if size is None or np.isnan(size) else f"{first['model']}, dim {size:g}"
     group = f"{model}, {kind_of(first['device'])}, {counted(ranks, 'rank')}"
     asked = {key.rpartition(".")[2]: first[key] for key in PROBLEM if not is_missing(first.get(key))}
+    lacking = uncounted({key.removeprefix("config."): value for key, value in first.items()})
     return {
         "group": group,
         "problem": ", ".join([group, *(say(key, value) for key, value in asked.items())]),
+        "uncounted": ", ".join(f"{name}: {size:g}" for name, size in lacking.items()),
         "kind": kind_of(first["device"]),
         "schedule": first["schedule"],
         "chunks": chunks,
@@ -101,20 +105,17 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
         "noise": float((times.max() - times.min()) / 2 / times.median()) if len(times) > 1 else np.nan,
         PREDICTED: float(launches["predicted.step_ms"].median()),
         REPLAYED: float(launches["replayed.step_ms"].median()),
-        "work": _busiest(first),
+        "work": _busiest(first, "row" in lacking),
         "closed": (ranks - 1) / (chunks + ranks - 1),
     }
 
 
-def _busiest(row: dict[str, Any]) -> float:
-    """Return the work of the rank with the most layers; of nominal times that do not know rows, by microbatches."""
+def _busiest(row: dict[str, Any], per_microbatch: bool) -> float:
+    """Return the work of the rank with the most layers; where times are `per_microbatch`, whatever its rows."""
     layers, ranks = list(row["partition"]), int(row["ranks"])
     of_rank = [sum(layers[rank::ranks]) for rank in range(ranks)]  # of looped schedules; a V's ranks are about alike
     again = 0 if row["checkpointing"] == "never" else 1
-    is_nominal = row["device"] == "emulated" and not isinstance(row.get("config.profile"), str)
-    per = row.get("config.device.per")
-    knows_rows = not is_nominal or (isinstance(per, list) and "row" in per)
-    return float(max(of_rank) * (3 + again) * row["batch_size" if knows_rows else "chunks"])
+    return float(max(of_rank) * (3 + again) * row["chunks" if per_microbatch else "batch_size"])
 
 
 def errors(table: pd.DataFrame, name: str) -> dict[str, float]:
@@ -128,9 +129,9 @@ def errors(table: pd.DataFrame, name: str) -> dict[str, float]:
 
 
 def kendall(table: pd.DataFrame, name: str) -> float | None:
-    """Return Kendall's tau of a forecast among configurations of one problem that differ by more than their noise."""
+    """Return Kendall's tau of a forecast among configurations that compare and differ by more than their noise."""
     agree = total = 0
-    for _, own in table.dropna(subset=[name]).groupby("problem"):
+    for _, own in table.dropna(subset=[name]).groupby(RANKED):
         for one, other in combinations(records(own), 2):
             apart = one["measured"] / other["measured"] - 1
             if abs(apart) <= max(_noise(one), _noise(other)):
@@ -140,13 +141,13 @@ def kendall(table: pd.DataFrame, name: str) -> float | None:
     return agree / total if total else None
 
 
-def regrets(table: pd.DataFrame, name: str) -> dict[str, float]:
-    """Return problem -> how much longer the configuration with the least forecast took than the fastest one."""
-    found = {}
-    for problem, own in table.dropna(subset=[name]).groupby("problem"):
+def regrets(table: pd.DataFrame, name: str) -> list[float]:
+    """Return how much longer what had the least forecast took than the fastest, of each set of what compares."""
+    found = []
+    for _, own in table.dropna(subset=[name]).groupby(RANKED):
         if len(own) > 1:
             chosen = own["measured"][own[name] <= own[name].min() * (1 + 1e-9)].max()  # of equal ones the slowest
-            found[str(problem)] = float(chosen / own["measured"].min() - 1)
+            found.append(float(chosen / own["measured"].min() - 1))
     return found
 
 
@@ -160,7 +161,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     for kind, own in table.groupby("kind"):
         for name in FORECASTS:
             if found := errors(own, name):
-                lost = list(regrets(own, name).values())
+                lost = regrets(own, name)
                 worth = {"tau": kendall(own, name), "regret": median(lost) if lost else None}
                 about = {"kind": kind, "forecast": name, "doubts": doubts(own, "measured")}
                 about["hollow"] = own["measured.wide"].mean() > 0.5

@@ -17,7 +17,7 @@ import pandas as pd
 
 from microp.job import Workload
 from microp.records import read_schedule
-from microp.results import is_missing
+from microp.results import is_missing, records, unscaled
 from microp.schedule import Schedule
 from microp.settings import Checkpointing, EmulatedSettings
 from microp.simulator import Costs, closed_forms, nominal_costs, simulate
@@ -28,6 +28,16 @@ def emulated(runs: pd.DataFrame, **columns: str) -> pd.DataFrame:
     """Return the runs on emulated devices, the only ones that have nominal times; `columns` get shorter names."""
     runs = runs[runs["device"] == "emulated"].reset_index(drop=True)
     return runs.assign(**{name: runs[column].astype(float) for name, column in columns.items() if column in runs})
+
+
+def uncompared(runs: pd.DataFrame) -> str | None:
+    """Return why the times of runs do not compare, as `unscaled` says it; None if they do."""
+    return unscaled({key.removeprefix("config."): value for key, value in row.items()} for row in records(runs))
+
+
+def heading(runs: pd.DataFrame) -> str:
+    """Return what a picture says of nominal times by itself; empty if no run has them."""
+    return "Emulated runs: nominal action times" if (runs["device"] == "emulated").any() else ""
 
 
 def order(row: dict[str, Any]) -> Schedule:

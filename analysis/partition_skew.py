@@ -72,6 +72,7 @@ def _expected(rows: pd.DataFrame, times: Sequence[tuple[float, float]]) -> pd.Da
     steps = {key: nominal.step_ms(*case) for key, case in cases.items()}
     heavy, each = rows["chunks"] * rows["partition"].map(max), [sum(pair) for pair in times]
     alone = {"alone_ms": forward + backward, "alone_ms.low": min(each), "alone_ms.high": max(each)}
+    rows = rows.assign(samples_per_s=1e3 * rows["batch_size"] / rows["step_ms.median"])  # also of rows not counted
     rows = rows.assign(**{name: heavy * ms for name, ms in alone.items()})
     return rows.assign(case=pd.Series(keys, rows.index).map(cases), expected_ms=[steps[key] for key in keys])
 

@@ -15,7 +15,7 @@ See `looks` for colours and markers, `scales` for axes, `fitting` for the measur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, cast
 
 import matplotlib as mpl
@@ -26,7 +26,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from analysis import fitting
@@ -69,6 +68,8 @@ SHORT = 0.2  # inches to each side of a single computed point
 BESIDE, ABOVE = 0.8, 0.75  # of a panel's width and height: what its title and the labels of its axes take
 HANDLE = 5.4 * fitting.POINTS / 72  # of a legend's column: what the sample of a line and the space around it take
 CHUNKS = "microbatches M"
+TRIES = 9  # at names beside points
+_NO_BOX = np.empty((0, 4))
 
 
 def use_columns(columns: int) -> None:
@@ -200,43 +201,56 @@ def lines(
 def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> None:
     """Write the value of `by` near each point of a table, where it covers no name, no point and if possible no line.
 
-    For figures with more names than colours. A thin line leads to a name that is far from its point; one that has no
-    room is only in the legend. The axes' scales and limits are final.
+    For figures with more names than colours. A thin line leads to a name that is far from its point. Names that find no
+    room come first in another try; of the last try they are only in the legend. The axes' scales and limits are final.
     """
     figure = cast(Figure, axis.get_figure(root=True))
     figure.draw_without_rendering()  # only then it is known where things are
     axis.autoscale(False)
-    places = axis.transData.transform(table[[x, y]].to_numpy(dtype=float))
-    high, gap = fitting.LINE * fitting.POINTS / 72 * figure.dpi, 5 / 72 * figure.dpi
+    names, places = [*table[by].map(str)], axis.transData.transform(table[[x, y]].to_numpy(dtype=float))
+    sizes = figure.dpi * np.array([[fitting.width(name), fitting.LINE * fitting.POINTS / 72] for name in names])
     drawn = [axis.transData.transform(line.get_xydata()) for line in axis.get_lines() if line.get_linestyle() == "-"]
-    lines = [spot for line in drawn for ends in pairwise(line) for spot in _along(*ends)]
-    taken = [Bbox([place - 0.95 * gap, place + 0.95 * gap]) for place in places]
-    inside = axis.get_window_extent()
-    for place, marker, name in zip(places, [*taken], table[by].map(str), strict=True):
-        size = np.array([fitting.width(name) * figure.dpi, high])
-        for avoided, out, angle in product((lines, []), range(1, 20), np.radians(range(0, 360, 15))):
-            to = np.array([np.cos(angle), np.sin(angle)])
-            box = Bbox.from_bounds(*(place + gap * out * to - size * (1 - to) / 2), *size)
-            end = np.clip(place, box.min, box.max)
-            lead = _along(place + gap * to, end, 4) if np.hypot(*(end - place)) > 2 * gap else []
-            is_inside = inside.contains(*box.min) and inside.contains(*box.max)
-            fits = is_inside and not box.count_overlaps([*taken, *avoided])
-            others = [other for other in taken if not other.overlaps(marker)]
-            if fits and not any(spot.count_overlaps(others) for spot in lead):
-                taken += [box, *lead]
-                start, end, low = axis.transData.inverted().transform([place, end, box.min])
-                if lead:
-                    axis.plot(*zip(start, end, strict=True), color="0.6", linewidth=0.4, zorder=1.4)
-                axis.text(low[0], low[1], name, va="bottom", color="0.25", in_layout=False)
-                break
+    lines = np.concatenate([_NO_BOX, *(_along(*ends) for line in drawn for ends in pairwise(line))])
+    inside, gap, turns = axis.get_window_extent(), 5 / 72 * figure.dpi, np.radians(np.tile(range(0, 360, 15), 19))
+    to, out = np.column_stack([np.cos(turns), np.sin(turns)]), gap * np.repeat(range(1, 20), 24)[:, None]
+    markers, order = np.hstack([places - 0.95 * gap, places + 0.95 * gap]), [*range(len(names))]
+    found = dict[int, list[Any]]()  # number -> the name's lower left corner, the two ends of the line to it
+    for _ in range(TRIES):
+        order.sort(key=lambda number: number in found)
+        if len(found) == len(names):
+            break
+        taken, leads, found = markers, _NO_BOX, {}
+        for number in order:
+            low = places[number] + out * to - sizes[number] * (1 - to) / 2
+            boxes, ends = np.hstack([low, low + sizes[number]]), np.clip(places[number], low, low + sizes[number])
+            fits = (boxes[:, :2] >= inside.min).all(1) & (boxes[:, 2:] <= inside.max).all(1)
+            fits &= ~_meet(boxes, np.concatenate([taken, leads])).any(1)
+            others = taken[~_meet(taken, markers[[number]])[:, 0]]
+            for at in sorted(np.flatnonzero(fits), key=lambda at: _meet(boxes[[at]], lines).any()):
+                is_far = np.hypot(*(ends[at] - places[number])) > 2 * gap
+                lead = _along(places[number] + gap * to[at], ends[at], 4) if is_far else _NO_BOX
+                if not _meet(lead, others).any():
+                    taken, leads = np.concatenate([taken, boxes[[at]]]), np.concatenate([leads, lead])
+                    found[number] = [low[at], places[number], ends[at] if is_far else places[number]]
+                    break
+    for number, spots in found.items():
+        low, *ends = axis.transData.inverted().transform(spots)
+        axis.plot(*zip(*ends, strict=True), color="0.6", linewidth=0.4, zorder=1.4)
+        axis.text(low[0], low[1], names[number], va="bottom", color="0.25", in_layout=False)
 
 
-def _along(start: Numbers, end: Numbers, wide: int = 1) -> list[Bbox]:
+def _meet(boxes: Numbers, others: Numbers) -> NDArray[np.bool_]:
+    """Return which of some boxes overlap which others; each is x, y of its lower left and its upper right corner."""
+    low, high = np.maximum(boxes[:, None, :2], others[:, :2]), np.minimum(boxes[:, None, 2:], others[:, 2:])
+    return np.asarray((low < high).all(2))
+
+
+def _along(start: Numbers, end: Numbers, wide: int = 1) -> Numbers:
     """Return boxes along a line, in pixels; none where it has a gap. Those 4 wide touch."""
     if not np.isfinite([*start, *end]).all():
-        return []
-    steps = 1 + int(np.hypot(*(end - start)) / 4)
-    return [Bbox([spot, spot + wide]) for spot in np.linspace(start, end, steps)]
+        return _NO_BOX
+    spots = np.linspace(start, end, 1 + int(np.hypot(*(end - start)) / 4))
+    return np.hstack([spots, spots + wide])
 
 
 def line_panels(
@@ -292,14 +306,14 @@ def on_front(
 ) -> pd.Series[bool]:
     """Return which rows are on the Pareto front of the rows equal in `by`: no other has both smaller `x` and `y`.
 
-    Rows that are too wide or disturbed, whose markers are hollow, do not count. `is_faster`: whether a row is faster
-    than the one before it on the front; by default if its `y` is smaller.
+    Rows that are too wide or disturbed, whose markers are hollow, do not count, and a single other one is no front.
+    `is_faster`: whether a row is faster than the one before it on the front; by default if its `y` is smaller.
     """
     front = []
     known = table[~table[f"{y}.wide"].astype(bool)].dropna(subset=[x, y])
     for _, own in known.sort_values([x, y], kind="stable").groupby(list(by)):
         best = None
-        for at, row in own.iterrows():
+        for at, row in own.iterrows() if len(own) > 1 else ():
             if best is None or (row[y] < best[y] and (is_faster is None or is_faster(row, best))):
                 best = row
                 front.append(at)
@@ -345,6 +359,18 @@ def legend(figure: Figure, extra: Iterable[Artist] = ()) -> None:
     _legend(figure, "lower", [(str(key.get_label()), key) for key in keys])
 
 
+def head(figure: Figure, text: str) -> None:
+    """Write a line above the names, once."""
+    above = next((legend for legend in figure.legends if legend.get_label() == "upper"), None)
+    if text and above is None:
+        above = figure.legend([], [], loc=cast(Any, "outside upper center"))
+        above.set_label("upper")
+    if text and above and not above.get_title().get_text():
+        title = fitting.wrapped(text, WIDTH - 0.3)
+        above.set_title(title)
+        heighten(figure, (1 + title.count("\n")) * fitting.LINE * fitting.POINTS / 72)
+
+
 def _legend(figure: Figure, where: str, entries: Sequence[tuple[str, Artist]]) -> None:
     """Add a legend, and make the figure higher by its height."""
     if not entries:
@@ -354,7 +380,8 @@ def _legend(figure: Figure, where: str, entries: Sequence[tuple[str, Artist]]) -
     height = -(-len(names) // columns) + sum(name.count("\n") for name in names)
     heighten(figure, 0.1 + height * fitting.LINE * 1.15 * fitting.POINTS / 72)
     handles = [handle for _, handle in entries]
-    figure.legend(handles, names, loc=cast(Any, f"outside {where} center"), ncols=columns, handlelength=2.6)
+    placed = figure.legend(handles, names, loc=cast(Any, f"outside {where} center"), ncols=columns, handlelength=2.6)
+    placed.set_label(where)
 
 
 def _fitting(widths: list[float]) -> int:

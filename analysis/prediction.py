@@ -109,6 +109,8 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
         text += " Kendall's tau: 1 if the prediction ranks configurations as measured, -1 if in reverse."
     if known["regret"].notna().any():
         text += " Regret: how much longer the plan of least predicted time, of several the slowest, took than the best."
+    if table["uncounted"].any():
+        text += " Where nominal times do not count rows, or layers, only equal M, or numbers of stages, are ranked."
     figure, axes = plot.panels(2, 3.2)
     scatter(axes[0], table.assign(hollow=table["measured.wide"]), "group", "measured", "predicted", "step")
     known = known.assign(shown=(100 * known["median"]).clip(lower=SMALLEST))

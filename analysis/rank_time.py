@@ -38,7 +38,7 @@ MOST_STEPS = 6  # above each other on one time axis
 MOST_NUMBERED = 4  # ranks of which all bars have their number; else the first and the last
 GAP = 0.08  # inches between the bars of two schedules
 AROUND = 0.7  # inches of a panel above and below its bars, without its title
-SEEN = 0.003  # of a bar: what is shorter cannot be seen, and has no entry in the legend
+SEEN = 0.003  # of a bar: what is shorter cannot be seen, and is neither drawn nor in the legend
 WHERE = ["device", "model", "ranks"]
 SETTING = ["chunks", "batch_size", "checkpointing", "place"]
 IN_EVERY_TITLE = ("chunks", "ranks", "device.name", "model.name", "checkpointing.name")
@@ -70,12 +70,12 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
     heights = [height + LINE * title.count("\n") for height, title in zip(heights, titles, strict=False)]
     layout = {"gridspec_kw": {"height_ratios": heights}}
     figure, axes = plot.sheet(len(panels), 1, sum(heights) / len(heights), **layout)
-    for axis, wrapped, own in zip(axes[:, 0], titles, panels, strict=True):
-        _draw(axis, own)
-        plot.titled(axis, x="wall time of the step, ms")
-        axis.set_title(wrapped)
     most = pd.DataFrame([shares.max(axis=1) for own in panels for row in records(own) for shares in [_shares(row)]])
     shown = [kind for kind in LOOKS if most[kind].max() >= SEEN]
+    for axis, wrapped, own in zip(axes[:, 0], titles, panels, strict=True):
+        _draw(axis, own, shown)
+        plot.titled(axis, x="wall time of the step, ms")
+        axis.set_title(wrapped)
     plot.legend(figure, [Patch(**_look(kind), label=LOOKS[kind][2]) for kind in shown])
     text = (
         "Wall time of a traced step by kind, one bar per rank, whose number is at its end; the time of the whole "
@@ -216,18 +216,18 @@ def _thickness(rows: pd.DataFrame) -> float:
 
 def _beside() -> float:
     """Return the inches that the names of the bars have, whose times stand below them in a narrow figure."""
-    return 2 * scales.ROW if plot.WIDTH > plot.ONE_COLUMN else 0.9
+    return 2 * scales.ROW if plot.WIDTH > plot.ONE_COLUMN else 1.05
 
 
-def _draw(axis: Axes, rows: pd.DataFrame) -> None:
+def _draw(axis: Axes, rows: pd.DataFrame, shown: Sequence[str]) -> None:
     names, gap, order, longest = [], GAP / _thickness(rows), looks.in_order(rows["schedule"]), 0.0
-    bars: dict[str, list[Any]] = {kind: [] for kind in LOOKS}
+    bars: dict[str, list[Any]] = {kind: [] for kind in shown}
     for place, row in enumerate(sorted(records(rows), key=lambda row: (order.index(row["schedule"]), row["bar"]))):
         ranks, total = row["ranks"], _totals(row)
         longest = max(longest, total.max())
         group = ranks + gap  # the height of a schedule, in bars
         at, left = place + (np.arange(ranks) + 0.5 + gap / 2) / group - 0.5, np.zeros(ranks)
-        for kind in LOOKS:
+        for kind in shown:
             spent = np.array(kind_ms(row, kind))
             if spent.any():
                 low, high = at - 0.46 / group, at + 0.46 / group

@@ -20,15 +20,16 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import looks, plot, scales, words
+from analysis import looks, nominal, plot, scales, words
 from analysis.command import add_schedule, command_parser, nothing, print_answer, print_missing, read_report, save
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import group_of, is_numeric, say, varying
 from analysis.words import BUBBLE, TIME, closing, fastest, least_memory, listed, sentences, spread
 from microp.records import WIDE_FRACTION, Plan, over_launches, read_plans
-from microp.results import HOW, Store, finished_runs, is_missing, records, unscaled, worst_rank_mib
+from microp.results import HOW, Store, finished_runs, is_missing, records, worst_rank_mib
 from microp.system import about_sweep, run_command, sweep_names
+from microp.terminal import read_store
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
     "step_ms.median": ("step time, ms", 0.0),
@@ -85,7 +86,9 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str) -> Exhibit:
         + (f" {closed}" if table["formula"].notna().any() else "")
         + (f" Drawn: the first {MOST_LINES} of {number} lines; the table has all." if number > MOST_LINES else "")
     )
-    return Exhibit(stem, title, text, _draw(table, axes), table.drop(columns=points), runs, answer(rows, keys, say))
+    figure, reason = _draw(table, axes), nominal.uncompared(runs)
+    plot.head(figure, f"Emulated runs: {reason.partition(', so ')[0]}" if reason else "")
+    return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, answer(rows, keys, say))
 
 
 def _same(runs: pd.DataFrame) -> str:
@@ -113,8 +116,7 @@ def answer(
             which = ", ".join(named(key, one) for key, one in zip(work, values, strict=True))
             told.append(f"{which}: {fastest(own, value, unit)[0][0]}")
         told = told if len(told) <= MOST_TOLD else []
-    asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
-    if reason := unscaled(asked):
+    if reason := nominal.uncompared(rows):
         told = [reason, *_of_equals(rows)]
     known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
     if known:
@@ -215,7 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     for reason in unreadable:
         print(f"left out: {reason}", file=sys.stderr)
     if plans:
-        store = Store(plans[-1].folder.resolve().parents[1], options.schedule)
+        store = read_store(plans[-1].folder.resolve().parents[1], options.schedule)
         made, missing = of_plan(store, plans[-1]), store.unfinished(plans[-1].points)
         known = store.schedules_of({point.run_id for point in plans[-1].points})
     else:

@@ -12,6 +12,7 @@ What is asked is given as keys, or as the words of the command line, or both.
 from __future__ import annotations
 
 import warnings
+from datetime import datetime
 from functools import cached_property
 from html import escape
 from itertools import product
@@ -33,9 +34,10 @@ from microp.config import (
     plain,
     read_config,
 )
-from microp.points import Planned, board, run_attempt
+from microp.points import Planned, board, finished_points, plan_sweep, run_attempt, write_points
 from microp.results import load_steps, spans_frame, unscaled
 from microp.system import flatten, override
+from microp.terminal import console
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,8 +168,8 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
                                                                     the keys first, the results last
 
     As in a sweep of the command line a run that has finished is not run again (`again=True` does), and a failed one
-    costs its row alone: its `status` is "failed", and its `message` says why. Where nominal times do not compare, a
-    warning says so.
+    costs its row alone: its `status` is "failed", and its `message` says why. The report and `analysis.sweep` draw it
+    like one, from its folder in `outputs/sweeps`. Where nominal times do not compare, a warning says so.
 
     Args:
         overrides: words that are the same for all points, as for `measure`.
@@ -193,11 +195,22 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
         raise ConfigError([*problems] or ["output_dir: a sweep has one folder for its runs: give one"])
     if reason := unscaled(plain(point.config) for point in points.values()):
         warnings.warn(reason, stacklevel=2)
-    _run([point for point in points.values() if not point.finished(point.config.again)])
-    runs = load_runs(places.pop()) if points else load_runs(".").head(0)
+    if not points:
+        return load_runs(".").head(0)
+    output, again = Path(places.pop()), any(point.config.again for point in points.values())
+    waiting = [point for point in points.values() if not point.finished(again)]
+    if done := len(points) - len(waiting):
+        console.note(finished_points(done, len(points)))
+    begun = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_config"
+    plan = plan_sweep(output / "sweeps" / begun, "config", [point.record() for point in points.values()], again)
+    try:
+        _run(waiting)
+    finally:
+        write_points(plan.folder, points, again)
+    runs = load_runs(output)
     swept = [key if key in runs else f"config.{key}" for key, value in zip(flat, values, strict=True) if len(value) > 1]
     last = [name for name in RESULTS if name in runs]
-    runs = runs[[*dict.fromkeys([*swept, *["status"] * bool(points), *runs.columns.drop(last), *last])]]
+    runs = runs[[*dict.fromkeys([*swept, "status", *runs.columns.drop(last), *last])]]
     order = {name: number for number, name in enumerate(points)}
     return runs[runs["run_id"].isin(order)].sort_values("run_id", key=lambda ids: ids.map(order), ignore_index=True)
 

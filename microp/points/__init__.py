@@ -7,6 +7,6 @@
 
 from microp.points.hydra_app import BAD_INPUT, Point, PointsCallback, run_app
 from microp.points.next_commands import used_words
-from microp.points.planned import Planned
+from microp.points.planned import Planned, finished_points, plan_sweep, write_points
 from microp.points.point import run_point
 from microp.points.run import board, run_attempt

@@ -3,10 +3,14 @@
 ::
 
     configuration, job ── Planned.record ──► a line of points.jsonl ── planned ──► the same, in any process
+    points ── plan_sweep ──► outputs/sweeps/<time>_<name>/plan.json, points.jsonl ; ── write_points ──► table.csv
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +18,9 @@ from typing import Any, NamedTuple
 from microp import records
 from microp.config import Config, from_plain, job_with, plain
 from microp.job import Job, Snapshot
+from microp.results import PointRow, read_point, write_table
 from microp.schedule import Partition, from_text, to_text
+from microp.system import redact_words
 
 
 class Planned(NamedTuple):
@@ -79,12 +85,45 @@ def planned(record: dict[str, Any]) -> Planned:
         ) from error
 
 
+def plan_sweep(wanted: Path, name: str, points: Iterable[dict[str, Any]], again: bool) -> records.SweepPlan:
+    """Make the folder of a sweep that starts, `wanted` or one beside it, and write its plan."""
+    plan = records.plan_in(records.claim_folder(wanted))
+    head = {"schema_version": records.SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
+    plan.write({**head, "command": redact_words(sys.argv), "again": again}, points)
+    return plan
+
+
+def read_points(points: Iterable[Planned], again: bool) -> list[PointRow]:
+    """Return one row per point, in order: of its finished attempt, else of its last one since it was planned.
+
+    A point whose files have been removed or damaged since has none.
+    """
+    rows = []
+    for point in points:
+        with suppress(records.RecordError):
+            made = [attempt for attempt in point.made() if (attempt / "summary.json").exists()]
+            if attempt := point.finished(again) or (made[-1] if made else None):
+                rows.append(read_point(plain(point.config), point.overrides, attempt))
+    return rows
+
+
+def write_points(folder: Path, points: Mapping[str, Planned], again: bool) -> None:
+    """Write a sweep's table.csv with one row per planned point; one that was not run has only what was asked."""
+    asked = {name: (plain(point.config), point.overrides) for name, point in points.items()}
+    write_table(folder / "table.csv", asked, read_points(points.values(), again))
+
+
 def experiment_of(name: str) -> str | None:
     """Return the experiment of a stored sweep, `m_sensitivity` also for `m_sensitivity_quick`.
 
     None for `config`, the name of a command without a stored sweep.
     """
     return None if name == "config" else name.removesuffix("_quick")
+
+
+def finished_points(done: int, points: int) -> str:
+    """Return how many points of a sweep are not run, because they have run before."""
+    return f"{done} of {points} points are finished already; again=true runs them again"
 
 
 def equal_points(points: int, runs: int) -> str:

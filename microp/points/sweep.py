@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +30,22 @@ from microp.job import Job
 from microp.points import hydra_app
 from microp.points.dry_run import show_dry_run
 from microp.points.next_commands import print_next_commands
-from microp.points.planned import Planned, equal_points, experiment_of, planned
+from microp.points.planned import (
+    Planned,
+    equal_points,
+    experiment_of,
+    finished_points,
+    plan_sweep,
+    planned,
+    read_points,
+    write_points,
+)
 from microp.points.point import SKIPPED
 from microp.points.run import board
 from microp.points.slurm_sweep import cancel_jobs
-from microp.results import PointRow, read_point, unscaled, write_table
+from microp.results import PointRow, unscaled
 from microp.settings import changed_data
-from microp.system import is_joined, override, redact_words
+from microp.system import is_joined, override
 from microp.terminal import console, show_runs, show_step
 
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
@@ -91,13 +98,10 @@ class SweepCallback(hydra_app.PointsCallback):
                 ]
             )
         super().on_multirun_start(config)
-        folder = records.claim_folder(Path(config.hydra.sweep.dir))
-        config.hydra.sweep.dir = str(folder)  # where Hydra looks for it, and every point
-        config.hydra.overrides.hydra.append(override("hydra.sweep.dir", str(folder)))
-        self._plan = plan = records.plan_in(folder)
-        name = config.hydra.job.config_name
-        head = {"schema_version": records.SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
-        plan.write({**head, "command": redact_words(sys.argv), "again": self._again}, self._records())
+        wanted, name = Path(config.hydra.sweep.dir), config.hydra.job.config_name
+        self._plan = plan_sweep(wanted, name, self._records(), self._again)
+        config.hydra.sweep.dir = folder = str(self._plan.folder)  # where Hydra looks for it, and every point
+        config.hydra.overrides.hydra.append(override("hydra.sweep.dir", folder))
         self.write_table()
         self._is_open = True
 
@@ -153,7 +157,7 @@ class SweepCallback(hydra_app.PointsCallback):
             for note in notes:
                 console.note(note)
             if done := len(self._points) - len(waiting):
-                console.note(f"{done} of {len(self._points)} points are finished already; again=true runs them again")
+                console.note(finished_points(done, len(self._points)))
                 for text in self._changed_data():
                     console.warn(f"{text}: with again=true all points run on what it holds now")
 
@@ -197,7 +201,7 @@ class SweepCallback(hydra_app.PointsCallback):
 
     def show_rows(self) -> list[PointRow]:
         """Print the table of the points that have a summary and return its rows."""
-        rows = self._rows()
+        rows = read_points(self._points.values(), self._again)
         if rows:  # else every failure has been shown
             show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) > 1:
@@ -206,11 +210,10 @@ class SweepCallback(hydra_app.PointsCallback):
         return rows
 
     def write_table(self) -> None:
-        """Write table.csv with one row per planned point; one that has not been run has only what was asked."""
+        """Write table.csv with one row per planned point."""
         assert self._plan is not None, "a single run has no table.csv"
         self._add_chosen()
-        points = {name: (plain(point.config), point.overrides) for name, point in self._points.items()}
-        write_table(self._plan.folder / "table.csv", points, self._rows())
+        write_points(self._plan.folder, self._points, self._again)
 
     def _add_chosen(self) -> None:
         """Add the points that a sweeper has chosen since the start, which may have been in other processes."""
@@ -220,16 +223,3 @@ class SweepCallback(hydra_app.PointsCallback):
 
     def _finished(self, name: str) -> Path | None:
         return self._points[name].finished(self._again)
-
-    def _rows(self) -> list[PointRow]:
-        """Return one row per point, in order: of its finished attempt, else of its attempt by this command.
-
-        A point whose files have been removed or damaged since has none.
-        """
-        rows = []
-        for name, point in self._points.items():
-            with suppress(records.RecordError):
-                made = [attempt for attempt in point.made() if (attempt / "summary.json").exists()]
-                if attempt := self._finished(name) or (made[-1] if made else None):
-                    rows.append(read_point(plain(point.config), point.overrides, attempt))
-        return rows

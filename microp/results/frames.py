@@ -21,7 +21,7 @@ run counts, so that rows of an older sweep are not mixed in.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,14 +113,19 @@ def spans_frame(spans: Spans, per_unit: float = 1, suffix: str = "") -> pd.DataF
     return frame.rename(columns={moment: moment + suffix for moment in moments})
 
 
-def read_runs(folder: Path, every: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+def read_runs(
+    folder: Path, every: bool = False, tell: Callable[[float], None] = lambda _: None
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the nested rows of `load_runs` (or of `every` attempt), ordered by run, and why attempts are left out.
 
-    An attempt that cannot be read is named, in one sentence, if its run has no newer one that finished.
+    An attempt that cannot be read is named, in one sentence, if its run has no newer one that finished. `tell` is told
+    the share that is read.
     """
     rows, unreadable = [], []
-    for _, run in groupby(attempts(folder), key=lambda attempt: attempt.parent.name):
-        run_rows, reasons = _read_run(reversed(list(run)), every)
+    runs = [list(run) for _, run in groupby(attempts(folder), key=lambda attempt: attempt.parent.name)]
+    for number, run in enumerate(runs):
+        tell(number / len(runs))
+        run_rows, reasons = _read_run(reversed(run), every)
         rows += run_rows
         unreadable += reasons
     return rows, unreadable
@@ -166,6 +171,7 @@ class Store:
 
     Args:
         schedules: those whose runs count; empty for all.
+        tell: is told the share of the runs that is read.
 
     Attributes:
         schedules: the same.
@@ -174,9 +180,11 @@ class Store:
         unreadable: why runs and sweeps are left out, one sentence each.
     """
 
-    def __init__(self, outputs: Path, schedules: Collection[str] = ()) -> None:
+    def __init__(
+        self, outputs: Path, schedules: Collection[str] = (), tell: Callable[[float], None] = lambda _: None
+    ) -> None:
         self.outputs, self.schedules = outputs, schedules
-        self.rows, unreadable_runs = read_runs(outputs / "runs")
+        self.rows, unreadable_runs = read_runs(outputs / "runs", tell=tell)
         self.plans, unreadable_plans = read_plans(outputs / "sweeps")
         self.unreadable = [*unreadable_runs, *unreadable_plans]
         self._finished = _finished(self.rows)

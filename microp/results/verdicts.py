@@ -70,13 +70,9 @@ def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
     Args:
         configs: the configurations of runs, nested or with dotted keys.
     """
-    emulated = [flat for flat in map(flatten, configs) if flat.get("device.name") == "emulated"]
-    nominal = [flat for flat in emulated if not isinstance(flat.get("profile"), str)]  # a profile's count both
-    rows = {
-        flat["batch_size"] / flat["replicas"] / flat["chunks"] for flat in nominal if "row" not in flat["device.per"]
-    }
-    stages = {flat["ranks"] * _stages_per_rank(flat) for flat in nominal if "layer" not in flat["device.per"]}
-    lacking = [name for name, values in (("layer", stages), ("row", rows)) if len(values) > 1]
+    nominal = [flat for flat in map(flatten, configs) if _is_nominal(flat)]
+    sizes = [*map(uncounted, nominal)]
+    lacking = [name for name in ("layer", "row") if len({own[name] for own in sizes if name in own}) > 1]
     if not lacking:
         return None
     per = sorted({*lacking, *(name for flat in nominal for name in flat["device.per"])})
@@ -89,6 +85,25 @@ def unscaled(configs: Iterable[Mapping[str, Any]]) -> str | None:
         f"compare points of equal {', '.join(same[name] for name in lacking)}, or set device.per=[{','.join(per)}], "
         f"with device.forward_ms and device.backward_ms of one {' and '.join(per)}"
     )
+
+
+def uncounted(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return what the nominal times of a point do not count, as `row` those of a microbatch, as `layer` the stages.
+
+    Times of points compare where it is the same. It is empty where times are not nominal.
+    """
+    flat = flatten(config)
+    if not _is_nominal(flat):
+        return {}
+    sizes = {
+        "layer": flat["ranks"] * _stages_per_rank(flat),
+        "row": flat["batch_size"] / flat["replicas"] / flat["chunks"],
+    }
+    return {name: size for name, size in sizes.items() if name not in flat["device.per"]}
+
+
+def _is_nominal(flat: Mapping[str, Any]) -> bool:
+    return flat.get("device.name") == "emulated" and not isinstance(flat.get("profile"), str)  # which counts both
 
 
 def _stages_per_rank(flat: Mapping[str, Any]) -> int:

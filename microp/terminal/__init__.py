@@ -9,5 +9,5 @@
 from microp.terminal.columns import Column, counted, extremes, paragraph
 from microp.terminal.columns import show as show_columns
 from microp.terminal.console import err, out
-from microp.terminal.progress import Board, bar, clock
+from microp.terminal.progress import Board, bar, clock, read_store
 from microp.terminal.run_table import show_runs, show_step, swept_columns

@@ -11,7 +11,7 @@ A point weighs as much of the sweep's bar as it has steps.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from time import monotonic
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from microp.results import Store
 from microp.terminal.console import err, line
 
 POLL_S = 0.25  # between two looks at a rank's rows; long, because the ranks need the cores
@@ -67,6 +68,12 @@ def clock(what: str, seconds: float) -> Iterator[None]:
         finally:
             ended.set()
             thread.join()
+
+
+def read_store(outputs: Path, schedules: Collection[str] = ()) -> Store:
+    """Return the runs and sweeps of a folder; a bar shows how many are read."""
+    with bar("runs") as tell:
+        return Store(outputs, schedules, tell)
 
 
 class Board:

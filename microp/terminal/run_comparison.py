@@ -19,12 +19,15 @@ Two groups of several questions have one line per pair of questions, and one per
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
 from microp import results
 from microp.foreign import FOREIGN
+from microp.system import CONF
 from microp.terminal.columns import Column, counted, number, paragraph, show
 from microp.terminal.console import out, warn
 
@@ -102,7 +105,9 @@ def _show_groups(pairing: results.Pairing, a: results.Group, b: results.Group) -
     machine = [
         column for column in machine if {*a.rows[column].map(results.text_of)} != {*b.rows[column].map(results.text_of)}
     ]
-    if differ := [*pairing.compared, *machine]:
+    compared, both = pairing.compared, [row for group in sides.values() for row in results.records(group.rows)]
+    told = [column for column in compared if not all(_is_implied(column, compared, row) for row in both)]
+    if differ := [*told, *machine]:
         listed = [Column("differs", [results.spelling(column) for column in differ], "left")]
         for side, group in sides.items():
             listed.append(Column(side, [_several(group.rows, column) for column in differ], "left", 0, 8))
@@ -118,6 +123,17 @@ def _show_groups(pairing: results.Pairing, a: results.Group, b: results.Group) -
             warn(f"{side}: the timing of {of_all} was disturbed ({some})")
     if machine:
         warn(f"A and B ran on different {', '.join(map(results.spelling, machine))}: a difference may come from that")
+
+
+def _is_implied(column: str, compared: Sequence[str], row: dict[str, Any]) -> bool:
+    """Return whether a key has the value that the option of its group, which is compared too, gives it in its file."""
+    group, key = column.removeprefix("config.").partition(".")[::2]
+    option = f"config.{group}.name"
+    file = CONF / group / f"{row.get(option)}.yaml"
+    if column == option or option not in compared or not file.exists():  # another's own option
+        return False
+    given: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    return bool(results.text_of(row.get(column)) == results.text_of(given.get(key, math.nan)))
 
 
 def _several(rows: pd.DataFrame, column: str, most: int = 4) -> str:

@@ -244,6 +244,9 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
     rows["config.device.per"] = [[] for _ in rows.index]
     said = sweep.answer(rows, ["chunks"])
     assert said.startswith("The nominal times are per microbatch, whatever its rows, so more chunks")
+    drawn = sweep.exhibit(rows.assign(**{"bubble.closed_form": 0.1}), "s", "S").figure
+    title = drawn.legends[0].get_title().get_text()
+    assert title == "Emulated runs: the nominal times are per microbatch, whatever its rows"
     assert "astest" not in said
     assert "2 with 180 ms per step, a bubble of " in said
     assert "8 with 135 ms per step, a bubble of " in said

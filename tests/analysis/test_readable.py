@@ -81,11 +81,9 @@ def test_any_number_of_schedules_and_ranks_can_be_read(number, ranks, tmp_path, 
 
 def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
     """The schedules' names are beside their bars, the usual ones first, and rank 0 is at the top."""
-    rows = [
-        made(tmp_path, name, 4, **{"time_ms.compute": [3.0, 6.0], LAUNCH: 0, "device": "cpu"})
-        for name in ("1f1b", "gpipe")
-    ]
-    rows[0]["step_ms.median"] = 9.0  # the drawn step took 8 + 6
+    times = {"time_ms.compute": [3.0, 7.0], "time_ms.optimizer": [0.01, 0.01]}
+    rows = [made(tmp_path, name, 4, **{**times, LAUNCH: 0, "device": "cpu"}) for name in ("1f1b", "gpipe")]
+    rows[0]["step_ms.median"] = 9.0  # the drawn step took 7 + 7
     exhibit, timelines = section("rank_time", Made(rows)).exhibits
     outlier = " Outliers among the drawn steps: 1f1b took 14.0 ms, of a median of 9.0."
     assert exhibit.caption.endswith(outlier)
@@ -95,9 +93,10 @@ def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
     assert names == ["gpipe", "1f1b"]
     bars = [bar for kind in axis.patches for bar in kind.get_path().to_polygons()]
     compute = sorted((bar for bar in bars if bar[:, 0].min() == 0), key=lambda bar: bar[:, 1].min())
-    assert [round(np.ptp(bar[:, 0])) for bar in compute] == [3, 6, 3, 6]  # ms
+    assert [round(np.ptp(bar[:, 0])) for bar in compute] == [3, 7, 3, 7]  # ms
+    assert len(axis.patches) == len(exhibit.figure.legends[-1].get_texts())  # also of those too short to be seen
     assert axis.yaxis_inverted()
-    assert [text.get_text().strip() for text in axis.texts] == ["36 %", "0", "1"] * 2
+    assert [text.get_text().strip() for text in axis.texts] == ["42 %", "0", "1"] * 2
 
 
 def parts_of(rows: list[dict], keys: list[str], whole: bool):

@@ -13,6 +13,7 @@ import microp
 from microp.config import config_checks
 from microp.model import Stage
 from microp.records import write_json
+from microp.results import Store
 from microp.schedule import Op
 
 SCRIPT = """
@@ -108,7 +109,7 @@ def test_keys_are_the_words_of_the_command_line():
         microp.measure(chunks=0)
 
 
-def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
+def test_a_sweep_is_a_frame_of_its_points_in_order_and_a_folder_that_the_report_draws(tmp_path, capsys):
     """A finished run is taken, unless `again`; a failed one costs its row alone; integers stay integers."""
     outputs = str(tmp_path / "outputs")
     keys = {"tracking": "disabled", "comms": "threads", "output_dir": outputs}
@@ -123,6 +124,11 @@ def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
     assert (runs["disturbed_by"].str.len() > 0).tolist() == runs["disturbed"].tolist()
     few = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=[2, 2])
     assert few["folder"].tolist() == [runs["folder"][1]]
+    assert "1 of 1 points are finished already; again=true runs them again" in capsys.readouterr().err
+    store = Store(Path(outputs))
+    assert [[point.run_id for point in plan.points] for plan in store.plans] == [[*runs["run_id"]], [*few["run_id"]]]
+    assert not store.unfinished(store.plans[0].points)
+    assert pd.read_csv(store.plans[0].folder / "table.csv")["status"].tolist() == ["finished"] * 4
     anew = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=2, again=True)
     assert [Path(folder).name for folder in anew["folder"]] == ["attempt-2"]
     assert anew["samples_per_s"].notna().all()

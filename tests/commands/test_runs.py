@@ -185,6 +185,12 @@ def test_two_folders_are_compared_and_steps_with_different_batches_per_sample(tm
     store_run(tmp_path / "nominal", "device=emulated", "chunks=16", "batch_size=512", step_ms=320.0)
     assert command.main(["nominal", "--compare", "batch_size=128", "batch_size=512"]) == 0
     capsys.readouterr()  # microbatches of as many rows, whose times do not know them
+    for words in (["model=gpt", "model.dim=32", "checkpointing=always"], ["model=mlp", "model.dim=64"]):
+        store_run(tmp_path / "models", *words, step_ms=80.0)
+    assert command.main(["models", "--compare", "model=mlp", "model=gpt"]) == 0  # without checkpointing.segments
+    told = capsys.readouterr().out.partition("differs")[2].partition("figure")[0].splitlines()
+    keys = {line.split()[0] for line in told[1:] if line}
+    assert keys == {"model", "model.dim", "batch_size", "checkpointing"}
     assert command.main(["before", "--compare", "after", "before"]) == 0
     out, err = capsys.readouterr()
     text = " ".join(out.split())
