@@ -196,7 +196,8 @@ def _checked(
     with suppress(ValueError):  # what fails without numbers may be right with them
         if number_of_weights(layers("meta")) > MOST_WEIGHTS:
             place = "meta"
-    with seeded(0):
+    usual = torch.enable_grad(), torch.autocast("cpu", enabled=False)  # as on a rank, whatever the caller has set
+    with seeded(0), torch.device("cpu"), torch.inference_mode(False), usual[0], usual[1]:
         made = layers(place)
         try:
             facts = inspect_layers(made, code)
