@@ -358,6 +358,18 @@ twice(
 )
 
 
+def two_in_one_memory() -> nn.Module:
+    """One weight is some columns of another one: a step of the optimizer changes these twice."""
+    made = does(
+        lambda own, x: torch.tanh(x @ own.all[:, :WIDTH] + x @ own.some), all=lambda: matrix(WIDTH, 2 * WIDTH)
+    )()
+    made.some = nn.Parameter(made.all.data[:, :WIDTH])
+    return made
+
+
+twice("two_in_one_memory", two_in_one_memory, **NOT_BITS)
+
+
 class InDouble(nn.Module):
     """Computes in float64, whatever the model's type."""
 
