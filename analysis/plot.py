@@ -15,13 +15,13 @@ See `looks` for colours and markers, `scales` for axes, `fitting` for the measur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
+import textalloc
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -68,8 +68,6 @@ SHORT = 0.2  # inches to each side of a single computed point
 BESIDE, ABOVE = 0.8, 0.75  # of a panel's width and height: what its title and the labels of its axes take
 HANDLE = 5.4 * fitting.POINTS / 72  # of a legend's column: what the sample of a line and the space around it take
 CHUNKS = "microbatches M"
-TRIES = 9  # at names beside points
-_NO_BOX = np.empty((0, 4))
 
 
 def use_columns(columns: int) -> None:
@@ -201,56 +199,15 @@ def lines(
 def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> None:
     """Write the value of `by` near each point of a table, where it covers no name, no point and if possible no line.
 
-    For figures with more names than colours. A thin line leads to a name that is far from its point. Names that find no
-    room come first in another try; of the last try they are only in the legend. The axes' scales and limits are final.
+    For figures with more names than colours. A thin line leads to a name that is far from its point. The axes' scales
+    and limits are final.
     """
-    figure = cast(Figure, axis.get_figure(root=True))
-    figure.draw_without_rendering()  # only then it is known where things are
-    axis.autoscale(False)
-    names, places = [*table[by].map(str)], axis.transData.transform(table[[x, y]].to_numpy(dtype=float))
-    sizes = figure.dpi * np.array([[fitting.width(name), fitting.LINE * fitting.POINTS / 72] for name in names])
-    drawn = [axis.transData.transform(line.get_xydata()) for line in axis.get_lines() if line.get_linestyle() == "-"]
-    lines = np.concatenate([_NO_BOX, *(_along(*ends) for line in drawn for ends in pairwise(line))])
-    inside, gap, turns = axis.get_window_extent(), 5 / 72 * figure.dpi, np.radians(np.tile(range(0, 360, 15), 19))
-    to, out = np.column_stack([np.cos(turns), np.sin(turns)]), gap * np.repeat(range(1, 20), 24)[:, None]
-    markers, order = np.hstack([places - 0.95 * gap, places + 0.95 * gap]), [*range(len(names))]
-    found = dict[int, list[Any]]()  # number -> the name's lower left corner, the two ends of the line to it
-    for _ in range(TRIES):
-        order.sort(key=lambda number: number in found)
-        if len(found) == len(names):
-            break
-        taken, leads, found = markers, _NO_BOX, {}
-        for number in order:
-            low = places[number] + out * to - sizes[number] * (1 - to) / 2
-            boxes, ends = np.hstack([low, low + sizes[number]]), np.clip(places[number], low, low + sizes[number])
-            fits = (boxes[:, :2] >= inside.min).all(1) & (boxes[:, 2:] <= inside.max).all(1)
-            fits &= ~_meet(boxes, np.concatenate([taken, leads])).any(1)
-            others = taken[~_meet(taken, markers[[number]])[:, 0]]
-            for at in sorted(np.flatnonzero(fits), key=lambda at: _meet(boxes[[at]], lines).any()):
-                is_far = np.hypot(*(ends[at] - places[number])) > 2 * gap
-                lead = _along(places[number] + gap * to[at], ends[at], 4) if is_far else _NO_BOX
-                if not _meet(lead, others).any():
-                    taken, leads = np.concatenate([taken, boxes[[at]]]), np.concatenate([leads, lead])
-                    found[number] = [low[at], places[number], ends[at] if is_far else places[number]]
-                    break
-    for number, spots in found.items():
-        low, *ends = axis.transData.inverted().transform(spots)
-        axis.plot(*zip(*ends, strict=True), color="0.6", linewidth=0.4, zorder=1.4)
-        axis.text(low[0], low[1], names[number], va="bottom", color="0.25", in_layout=False)
-
-
-def _meet(boxes: Numbers, others: Numbers) -> NDArray[np.bool_]:
-    """Return which of some boxes overlap which others; each is x, y of its lower left and its upper right corner."""
-    low, high = np.maximum(boxes[:, None, :2], others[:, :2]), np.minimum(boxes[:, None, 2:], others[:, 2:])
-    return np.asarray((low < high).all(2))
-
-
-def _along(start: Numbers, end: Numbers, wide: int = 1) -> Numbers:
-    """Return boxes along a line, in pixels; none where it has a gap. Those 4 wide touch."""
-    if not np.isfinite([*start, *end]).all():
-        return _NO_BOX
-    spots = np.linspace(start, end, 1 + int(np.hypot(*(end - start)) / 4))
-    return np.hstack([spots, spots + wide])
+    at_x, at_y, names = table[x].to_numpy(), table[y].to_numpy(), [*table[by].map(str)]
+    drawn = [np.asarray(line.get_xydata()) for line in axis.get_lines() if line.get_linestyle() == "-"]
+    avoided = {"x_scatter": at_x, "y_scatter": at_y, "x_lines": [line[:, 0] for line in drawn]}
+    avoided["y_lines"] = [line[:, 1] for line in drawn]
+    style = {"textsize": fitting.POINTS, "textcolor": "0.25", "linecolor": "0.6", "linewidth": 0.4}
+    textalloc.allocate(axis, at_x, at_y, names, max_distance=0.3, nbr_candidates=1000, **avoided, **style)
 
 
 def line_panels(
@@ -376,17 +333,11 @@ def _legend(figure: Figure, where: str, entries: Sequence[tuple[str, Artist]]) -
     if not entries:
         return
     names = [fitting.wrapped(name, WIDTH - HANDLE - 0.3) for name, _ in entries]
-    columns = _fitting([fitting.width(name) for name in names])
+    widths = [fitting.width(name) for name in names]
+    parts = ((count, np.array_split(widths, count)) for count in range(2, len(names) + 1))  # columns, filled one by one
+    columns = max((count for count, part in parts if sum(max(own) + HANDLE for own in part) <= WIDTH), default=1)
     height = -(-len(names) // columns) + sum(name.count("\n") for name in names)
     heighten(figure, 0.1 + height * fitting.LINE * 1.15 * fitting.POINTS / 72)
     handles = [handle for _, handle in entries]
     placed = figure.legend(handles, names, loc=cast(Any, f"outside {where} center"), ncols=columns, handlelength=2.6)
     placed.set_label(where)
-
-
-def _fitting(widths: list[float]) -> int:
-    """Return the largest number of columns that fits names of these widths; columns are filled one by one."""
-    for columns in range(len(widths), 1, -1):
-        if sum(max(part) + HANDLE for part in np.array_split(widths, columns)) <= WIDTH:
-            return columns
-    return 1

@@ -358,6 +358,18 @@ twice(
 )
 
 
+def two_in_one_memory() -> nn.Module:
+    """One weight is some columns of another one: a step of the optimizer changes these twice."""
+    made = does(
+        lambda own, x: torch.tanh(x @ own.all[:, :WIDTH] + x @ own.some), all=lambda: matrix(WIDTH, 2 * WIDTH)
+    )()
+    made.some = nn.Parameter(made.all.data[:, :WIDTH])
+    return made
+
+
+twice("two_in_one_memory", two_in_one_memory, **NOT_BITS)
+
+
 class InDouble(nn.Module):
     """Computes in float64, whatever the model's type."""
 
@@ -485,6 +497,39 @@ def running_mean_as_an_attribute(own, x):
     """What a forward changes is a plain attribute."""
     own.mean = 0.5 * own.mean + 0.5 * x.detach().mean((0, 1))
     return torch.tanh(own.fc(x - own.mean))
+
+
+CALLS = {"forwards": 0}
+
+
+def late(count: int) -> float:
+    """Return a factor that changes long after the trial."""
+    return 1.0 if count < 10_000 else 0.5
+
+
+@layer(refused("keeps something"), counts=lambda: [0], fc=linear)
+def counts_its_forwards(own, x):
+    """As a schedule of a temperature does."""
+    own.counts[0] += 1
+    return torch.tanh(own.fc(x)) * late(own.counts[0])
+
+
+@layer(refused("keeps something"), counts=lambda: {"of": torch.zeros(())}, fc=linear)
+def counts_in_a_tensor(own, x):
+    own.counts["of"] += 1
+    return torch.tanh(own.fc(x)) * late(int(own.counts["of"]))
+
+
+@layer(refused("keeps something"), fc=linear)
+def counts_in_its_file(own, x):
+    CALLS["forwards"] += 1
+    return torch.tanh(own.fc(x)) * late(CALLS["forwards"])
+
+
+@layer(refused("freezes it"), fc=linear, out=linear)
+def freezes_a_part_by_its_input(own, x):
+    own.fc.requires_grad_(bool(x.detach().abs().max() < 1))
+    return torch.tanh(own.out(own.fc(x)))
 
 
 @layer(kept=lambda: None, fc=linear)
@@ -690,7 +735,7 @@ twice(
 )
 twice(
     "clipped_by_a_hook",
-    changed(dense, lambda made: made[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))),
+    changed(dense, lambda made: made[0].weight.register_hook(lambda gradient: gradient.clamp(-100, 100))),
     **refused("not linear"),
 )
 
@@ -700,6 +745,27 @@ twice(
     changed(dense, lambda made: made[0].weight.register_hook(lambda each: each * (each.abs() > each.abs().median()))),
     **refused("not linear"),
 )
+twice(
+    "decay_by_a_hook",  # each microbatch would add it anew
+    changed(
+        dense, lambda made: made[0].weight.register_hook(lambda each, weight=made[0].weight.data: each + 1e-5 * weight)
+    ),
+    **refused("not linear"),
+)
+
+
+def fade(made: nn.Sequential) -> None:
+    count = 0
+
+    def hook(gradient: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return gradient * late(count)
+
+    made[0].weight.register_hook(hook)
+
+
+twice("counts_in_a_hook", changed(dense, fade), **refused("keeps something"))
 twice(
     "scaled_after_a_gradient",  # with each microbatch anew
     changed(dense, lambda made: made[0].weight.register_post_accumulate_grad_hook(halve_accumulated)),
@@ -935,6 +1001,11 @@ LOSSES = {  # of one line
     "loss_that_draws": (lambda logits, targets: mean_error(F.dropout(logits, 0.2), targets), refused("random")),
     "exponential_of_the_mean": (lambda logits, targets: (mean_error(logits, targets) / 4).exp(), NOT_ROWS),
     "a_small_part_that_is_no_mean": (lambda out, y: mean_error(out, y) + 1e-2 * out.std(correction=0), NOT_ROWS),
+    "error_below_a_cap": (lambda out, targets: mean_error(out, targets).clamp(max=30), NOT_ROWS),
+    "only_where_an_output_is_not_0": (
+        lambda out, targets: (each_error(out, targets) * (out[..., 0] != 0)).sum() / (out[..., 0] != 0).sum(),
+        NOT_ROWS,
+    ),
     "ignore_index_of_another_token": (
         lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=32),
         NOT_ROWS,
@@ -943,6 +1014,12 @@ LOSSES = {  # of one line
 }
 for name, (function, expected) in LOSSES.items():
     SHAPES[name] = Shape(lambda function=function: around(dense, function), **expected)
+
+
+@loss(refused("keep nothing"))
+def curriculum_by_calls(logits, targets):
+    CALLS["losses"] = CALLS.get("losses", 0) + 1
+    return mean_error(logits, targets) * late(CALLS["losses"])
 
 
 @loss()

@@ -208,7 +208,8 @@ def _checked(
         made = layers("meta")
         place = "meta" if number_of_weights(made) > MOST_WEIGHTS else place
         first = made
-    with seeded(0):
+    usual = torch.enable_grad(), torch.autocast("cpu", enabled=False)  # as on a rank, whatever the caller has set
+    with seeded(0), torch.device("cpu"), torch.inference_mode(False), usual[0], usual[1]:
         made = layers(place)
         try:
             facts = inspect_layers(made, code)

@@ -33,12 +33,14 @@ from microp.model.trial import (
     rows_for_trial,
     size_of,
 )
-from microp.model.watch import Watch, tensor_text, tried
+from microp.model.watch import Watch, change_by, tensor_text, tried
 from microp.settings import RowForm
 
-_KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # what a loss may ask of its numbers: any, or shares
+_KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # any numbers, shares, some that are 0 as in a mask, large ones
     torch.Tensor.clone,
     lambda logits: logits.flatten(1).softmax(1).view_as(logits),
+    torch.relu,
+    lambda logits: 30 * logits,
 )
 
 
@@ -173,7 +175,7 @@ def _check_alone(made: Layers, trial: Trial) -> None:
 def _check_mean(made: Layers, output: Tensor) -> None:
     """Raise ValueError if the loss is not the mean over the rows, whatever the tokens; see `check_loss`."""
     logits, targets, groups = _rows_that_differ(made, output)
-    failed: Exception | None = None
+    said = "it is not finite"
     for kind in _KINDS:
         try:
             given = kind(logits)
@@ -188,11 +190,12 @@ def _check_mean(made: Layers, output: Tensor) -> None:
                 f"layer make {made.vocabulary} numbers for each token"
             ) from error
         except Exception as error:  # it may need numbers of another kind
-            failed = error
+            said = said and f"{type(error).__name__}: {error}"
             continue
         if wholes[0][0] != again and again == again:
             raise ValueError(_CHANGES)
         if all(isfinite(whole) for whole, _ in wholes):
+            said = ""
             for group, whole in zip(groups, wholes, strict=True):
                 shapes = f"output {tensor_text(given[group])}, targets {tensor_text(targets[group])}"
                 _compare(whole, apart[group], given.dtype, shapes)
@@ -200,9 +203,10 @@ def _check_mean(made: Layers, output: Tensor) -> None:
                 others = _others(targets[:_OTHERS])
                 if problem := _mean_problem(made, given[:_OTHERS], others, len(others)):
                     raise ValueError(problem)
-            return
-    said = "it is not finite" if failed is None else f"{type(failed).__name__}: {failed}"
-    raise ValueError(f"a loss that cannot be tried with numbers ({said}): let it take any numbers of the last layer")
+    if change_by(made.loss, lambda: or_none(_loss_of, made, logits[groups[0]], targets[groups[0]])):
+        raise ValueError(_CHANGES)
+    if said:
+        raise ValueError(f"a loss that cannot be tried with numbers ({said}): let it take any of the last layer's")
 
 
 def _others(targets: Tensor) -> Tensor:

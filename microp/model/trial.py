@@ -26,7 +26,7 @@ from microp.model.division import random_gradient
 from microp.model.own import Layers, own_rows
 from microp.model.randomness import seeded
 from microp.model.split_backward import trained
-from microp.model.watch import Watch, device_of, layer_text, place_of, tensor_text, tried
+from microp.model.watch import Watch, change_by, device_of, layer_text, place_of, tensor_text, tried
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MOST = 4_000_000  # numbers in a tensor for a trial
@@ -155,6 +155,9 @@ class Trial:
                 )
             if turn and perf_counter() > end:
                 break
+        call = partial(or_none, _both_ways, layer, x, random_gradient(y))
+        if not self._made.changes_buffers and (change := change_by(layer, call)):
+            raise ValueError(f"{name}, which keeps something, as a count of calls ({change}): let it keep nothing")
 
     def check_alone(self, inputs: Tensor) -> None:
         """Raise ValueError if a layer makes something else when other layers have been given another input since."""
@@ -304,7 +307,7 @@ def _both_ways(layer: nn.Module, x: Tensor, gradient: Tensor) -> list[Tensor]:
     leaf, entered = entering(x)
     with seeded(0):
         y = layer(entered)
-    if leaf.requires_grad and y.requires_grad:
+    if y.requires_grad:
         y.backward(gradient)
         layer.zero_grad()
     return [y] if leaf.grad is None else [y, leaf.grad]
@@ -322,15 +325,20 @@ def _check_backward(layer: nn.Module, name: str, leaf: Tensor, y: Tensor) -> Non
 
     memory, one = _memory(layer), random_gradient(y)
     other = one.flip(0)
+    factors = (0, 2**12, 2**-12) if y.dtype in TOLERANCE else (0, 2)  # a hook may add, clip or drop some
     with seeded(0) as draws:
-        alone, double = gradients(one), gradients(2 * one)
+        alone, scaled = gradients(one), [gradients(factor * one) for factor in factors]
         second, after, both = gradients(other), gradients(one, other), gradients(one + other)
     _check_weights(layer, f"{name}, whose backward", memory)
     if draws():
         raise ValueError(f"{name}, whose backward draws random numbers: draw them in the forward")
     if any(gradient.is_sparse for gradient in alone):
         raise ValueError(f"{name}, which makes sparse gradients: the optimizers take dense ones, use sparse=False")
-    is_linear = all(are_equal(2 * single, twice, size_of(twice)) for single, twice in zip(alone, double, strict=True))
+    is_linear = all(
+        are_equal(torch.where(made.isfinite(), factor * single, made), made, size_of(made))  # what does not overflow
+        for factor, many in zip(factors, scaled, strict=True)
+        for single, made in zip(alone, many, strict=True)
+    )
     rounding = max(map(size_of, (*alone, one))) * TOLERANCE.get(y.dtype, COARSE)  # of a sum that is 0
     for parts in zip(alone, second, after, both, strict=True):
         first, added = parts[0] + parts[1], rounding + COARSE * max(map(size_of, parts))  # a layer may round inside
@@ -357,8 +365,8 @@ def _check_weights(layer: nn.Module, who: str, before: dict[str, Any], written: 
     for key, memory in _memory(layer).items():
         if memory != before.get(key) or memory[1] in written:
             raise ValueError(
-                f"{who} writes into its weight {key} or its gradient: microbatches and replicas would write at other "
-                "times than one process, so leave that to the optimizer"
+                f"{who} writes into its weight {key} or its gradient, or freezes it: microbatches and replicas would "
+                "do so at other times than one process, so leave that to the optimizer"
             )
 
 
@@ -415,9 +423,9 @@ def size_of(gradient: Tensor) -> float:
     return float(gradient.detach().abs().nan_to_num(0, 0, 0).max()) if gradient.numel() else 0.0
 
 
-def _memory(layer: nn.Module) -> dict[str, tuple[int, int, bool]]:
-    """Return for each weight how often it was written, where it is, and whether it has a gradient."""
-    return {name: (w._version, place_of(w), w.grad is not None) for name, w in layer.named_parameters()}
+def _memory(layer: nn.Module) -> dict[str, tuple[int, int, bool, bool]]:
+    """Return for each weight how often it was written, where it is, and whether it has no gradient and is trained."""
+    return {name: (w._version, place_of(w), w.grad is None, w.requires_grad) for name, w in layer.named_parameters()}
 
 
 def _buffers(layer: nn.Module) -> dict[str, tuple[int, int, int]]:

@@ -1,18 +1,25 @@
-"""Watches what a model of the user's own does, the operations of its layers and its loss, and names it in errors."""
+"""Watches what a model of the user's own does and keeps, its layers and its loss, and names it in errors."""
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
+from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LONGEST = 200  # characters of what an exception says
+_MOST_KEPT = 10_000  # objects that are looked at, the nearest first
+_FOREIGN = {"torch", "numpy", *sys.stdlib_module_names} - {"builtins", "collections", "functools", "types"}
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN.convolution.default}
 
@@ -93,6 +100,34 @@ class Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.made |= {id(tensor): tensor for tensor in _tensors([result])}
         return result
+
+
+def change_by(owner: Any, call: Callable[[], Any]) -> str | None:
+    """Return which number that a layer or a loss keeps is another one after a second call; None if none is."""
+    call()
+    before = list(_numbers(owner))
+    call()
+    return next((f"{one} becomes {now}" for one, now in zip_longest(before, _numbers(owner)) if one != now), None)
+
+
+def _numbers(owner: Any) -> Iterator[str]:
+    """Yield the numbers in what can be reached, sums of tensors, in a fixed order; of weights only those of hooks."""
+    todo, known = deque([owner]), dict[int, Any]()
+    while todo and len(known) < _MOST_KEPT:
+        value = todo.popleft()
+        if isinstance(value, int | float | np.ndarray | np.generic):
+            yield repr(value)
+        elif isinstance(value, Tensor):
+            todo += value._backward_hooks, value._post_accumulate_grad_hooks
+            if not isinstance(value, nn.Parameter) and not value.is_meta:
+                yield f"{list(value.shape)} of sum {value.detach().sum().item()}"
+        elif id(value) not in known and not isinstance(value, ModuleType):
+            known[id(value)] = value
+            library = str(getattr(value, "__module__", "builtins")).partition(".")[0]
+            if library not in _FOREIGN or isinstance(value, nn.Module):
+                todo += (each for each in gc.get_referents(value) if each is not getattr(value, "__globals__", None))
+            if library not in _FOREIGN and isinstance(value, FunctionType):
+                todo += map(value.__globals__.get, value.__code__.co_names)
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

@@ -56,18 +56,17 @@ def build_stages(job: Job, model: Model, rank: int, device: Device) -> dict[int,
 def open_optimizer(
     settings: OptimizerSettings, parameters: Iterable[nn.Parameter], rate: float
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of these weights, of which there may be none, as one group with this learning rate."""
-    group = [{"params": list(parameters)}]
-    for weight in group[0]["params"]:  # fused optimizers go through its memory, which may be a part of a larger tensor
-        if torch.empty_like(weight, device="meta").stride() != weight.stride():
-            weight.data = torch.empty_like(weight).copy_(weight.data)
+    """Return the optimizer of these weights, of which there may be none, with this learning rate."""
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "fused": False}]
+    for weight in parameters:  # fused optimizers go through its memory, which may be a part of a larger tensor
+        groups[torch.empty_like(weight, device="meta").stride() != weight.stride()]["params"].append(weight)
     if isinstance(settings, SgdSettings):
         make = partial(torch.optim.SGD, momentum=settings.momentum)
     else:
         assert isinstance(settings, AdamSettings)
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
         make = partial(kind, betas=(settings.betas[0], settings.betas[1]))
-    optimizer = make(group, lr=rate, weight_decay=settings.weight_decay, fused=True)
+    optimizer = make(groups, lr=rate, weight_decay=settings.weight_decay, fused=True)
     optimizer.register_step_pre_hook(_lay_out_gradients)
     return optimizer
 

@@ -58,7 +58,8 @@ def steps(job: Job, count: int) -> Iterator[MonolithStep]:
             for copy in tied:
                 copy.grad = summed.clone()
         yield MonolithStep(total, [gradients_of(layer) for layer in model])
-        optimizer.param_groups[0]["lr"] = job.learning_rate_at(step)
+        for group in optimizer.param_groups:
+            group["lr"] = job.learning_rate_at(step)
         optimizer.step()
 
 

@@ -153,7 +153,8 @@ class Trainer:
         # 3. update the weights
         self._at(Place.OPTIMIZING)
         if trace is not None:
-            self.optimizer.param_groups[0]["lr"] = self._job.learning_rate_at(step)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._job.learning_rate_at(step)
             self.optimizer.step()
             self._device.finish_optimizer(reduced, self.stages)
         ended = mark()

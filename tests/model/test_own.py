@@ -1,6 +1,7 @@
 """A model of one's own: what is known of it without numbers, what is refused, and that weights follow from the seed."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -22,8 +23,10 @@ from shapes import Does
 from torch import nn
 from training import digest
 
+from microp.config import own_model
 from microp.device.memory_probe import probe_layers
 from microp.model import Layers, build_model, generator_states, inspect_layers, random_parts, unchanged
+from microp.settings import AS_WRITTEN, DeviceSettings
 
 
 def first():
@@ -54,6 +57,17 @@ REFUSED = {  # a part of what the message says -> the function; `config/bad_inpu
         nn.ReLU, loss=lambda logits, targets: logits[:, :4] * targets
     ),
 }
+
+
+def test_what_the_caller_has_set_does_not_count():
+    """Ranks do not see it either."""
+    contexts = nullcontext(), torch.inference_mode(), torch.no_grad(), torch.autocast("cpu"), torch.device("meta")
+    facts = []
+    for number, context in enumerate(contexts):
+        node = {"name": f"mine_{number}", "builder": "own_model.mixed"}  # one that is known is not looked at again
+        with context:
+            facts.append(own_model(node, AS_WRITTEN, DeviceSettings("cpu", 1)).facts)
+    assert all(each == facts[0] for each in facts)
 
 
 @pytest.mark.parametrize("message", REFUSED)
