@@ -214,15 +214,16 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
     inside = axis.get_window_extent()
     for place, marker, name in zip(places, [*taken], table[by].map(str), strict=True):
         size = np.array([fitting.width(name) * figure.dpi, high])
+        others = [other for other in taken if not other.overlaps(marker)]
         for avoided, out, angle in product((lines, []), range(1, 20), np.radians(range(0, 360, 15))):
             to = np.array([np.cos(angle), np.sin(angle)])
             box = Bbox.from_bounds(*(place + gap * out * to - size * (1 - to) / 2), *size)
+            is_inside = inside.contains(*box.min) and inside.contains(*box.max)
+            if not is_inside or box.count_overlaps([*taken, *avoided]):
+                continue
             end = np.clip(place, box.min, box.max)
             lead = _along(place + gap * to, end, 4) if np.hypot(*(end - place)) > 2 * gap else []
-            is_inside = inside.contains(*box.min) and inside.contains(*box.max)
-            fits = is_inside and not box.count_overlaps([*taken, *avoided])
-            others = [other for other in taken if not other.overlaps(marker)]
-            if fits and not any(spot.count_overlaps(others) for spot in lead):
+            if not any(spot.count_overlaps(others) for spot in lead):
                 taken += [box, *lead]
                 start, end, low = axis.transData.inverted().transform([place, end, box.min])
                 if lead:
