@@ -18,9 +18,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from loaded import load_once
 
 from microp.config import factory, tracebacks
 from microp.points import PointsCallback
@@ -65,6 +67,7 @@ def _as_typed(program: str, arguments: Sequence[str], folder: Path, environment:
         patch.setattr(sys, "path", [str(folder), *sys.path])
         if not any(word.startswith(sets_mode) for word in arguments):
             patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        patch.setattr(ConfigLoaderImpl, "load_configuration", load_once)
         importlib.invalidate_caches()
         try:
             yield

@@ -25,11 +25,13 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import pickle
 import sysconfig
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field, make_dataclass, replace
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -153,7 +155,7 @@ def typed_keys(group: str, node: dict[str, Any]) -> dict[str, Any]:
 def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
     """Return an option's keys as an object of a dataclass, or raise ValueError: a value has the wrong type."""
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), keys))
+        return copy.deepcopy(_typed(kind, pickle.dumps(keys)))
     except MissingMandatoryValue as error:  # a file has set the option's name alone
         raise ValueError(
             f"{group}.{error.full_key} is missing: {group}=NAME chooses an option with all its keys, and in a file "
@@ -161,6 +163,11 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
         ) from None
     except OmegaConfBaseException as error:
         raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
+
+
+@lru_cache(maxsize=1000)  # the points of a sweep differ in few options, and OmegaConf takes 3 ms for each
+def _typed(kind: type, keys: bytes) -> Any:
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), pickle.loads(keys)))
 
 
 # --- a user's own model -----------------------------------------------------------------------------

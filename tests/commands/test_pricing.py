@@ -190,7 +190,7 @@ MEMORY_OF += [f"{GPT} schedule=1f1b dtype=bf16"]
 @pytest.mark.parametrize("comms", ["shm", "gloo"])
 def test_predicted_memory_is_what_a_run_measures(comms, whole, tmp_path):
     """Sent tensors stay in the sender's memory over gloo alone. The cases take turns; --whole has all over both."""
-    cases = MEMORY_OF if whole else MEMORY_OF[::2] if comms == "shm" else MEMORY_OF[1::3]
+    cases = MEMORY_OF if whole else MEMORY_OF[2 if comms == "shm" else 1 :: 3]
     configs = [composed(f"{words} ranks=2 comms={comms} device.threads=1") for words in cases]
     jobs = [make_job(config) for config in configs]
     measured = launch_ranks(jobs[0], tmp_path, partial(training.peak_memory, jobs))

@@ -6,8 +6,14 @@ from dataclasses import replace
 
 import pytest
 from configs import config, problems, warnings
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from loaded import load, load_once
+from omegaconf import OmegaConf
 
 from microp.config import compose_config, job_of, make_job, plain, profile_command, read_config, typed_folder
+from microp.config.config import composer, register
 from microp.job import question_id, run_id
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe, interleaved, two_bp
@@ -88,13 +94,30 @@ def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(monkey
     assert (derived.name, derived.ranks) == ("mine", interleaved(2, 4, 3).ranks)
 
 
-def test_in_python_a_choice_of_options_is_composed_once(monkeypatch):
+def test_in_python_a_choice_of_options_is_composed_once_and_the_same_keys_are_typed_once(monkeypatch):
     """What is typed for one point is not there in the next one."""
     before = config("schedule=1f1b")
     monkeypatch.setattr("microp.config.config.compose", None)
-    changed = config("schedule=1f1b", "chunks=8", "model.dim=64", "optimizer.betas=[0.8,0.9]")
+    words = "schedule=1f1b", "chunks=8", "model.dim=64", "optimizer.betas=[0.8,0.9]"
+    config(*words).optimizer.betas.clear()
+    monkeypatch.setattr("microp.config.factory.OmegaConf", None)  # nor are the same keys typed again
+    changed = config(*words)
     assert (changed.chunks, changed.model.dim, changed.optimizer.betas) == (8, 64, [0.8, 0.9])
     assert config("schedule=1f1b") == before
+
+
+def test_the_commands_of_the_tests_compose_as_hydra_does():
+    """But for a name of Hydra's that nothing reads; the second command copies what the first one has composed."""
+    register()
+    with composer():
+        loader = GlobalHydra.instance().config_loader()
+        for words in (["chunks=8", "schedule=zb_h1", "hydra.verbose=true"], ["schedule=zb_h1", "hydra.verbose=true"]):
+            given = {"config_name": "config", "run_mode": RunMode.RUN, "overrides": [*words, "model.dim=64", "seed=3"]}
+            ours, hydras = load_once(loader, **given), load(loader, **given)
+            ours.hydra.job.override_dirname = hydras.hydra.job.override_dirname
+            assert OmegaConf.to_container(ours, resolve=False) == OmegaConf.to_container(hydras, resolve=False)
+        with pytest.raises(ConfigCompositionException, match="nosuch"):
+            load_once(loader, **{**given, "overrides": [*words, "nosuch=1"]})
 
 
 def test_2bp_has_the_keys_of_the_schedule_that_it_is_of_and_the_run_ids_that_it_had():
