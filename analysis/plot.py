@@ -191,23 +191,24 @@ def lines(
     table = table[list(needed)].sort_values(x)
     for value, look in named.items():
         own = table[table[by] == value]
-        if formula is not None:
-            computed(axis, own[x], own[formula], look.colour)
+        for _, part in own.groupby(lambda at, look=look: look.line or at) if formula is not None else ():
+            computed(axis, part[x], part[formula], look.colour)  # names have nothing between them
         points(axis, own, x, y, look, label.format(value))
 
 
 def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> None:
     """Write the value of `by` near each point of a table, where it covers no name, no point and if possible no line.
 
-    For figures with more names than colours. A thin line leads to a name that is far from its point. The axes' scales
-    and limits are final.
+    For figures with more names than colours. A thin line leads to a name that is far from its point; one that has no
+    room is only in the legend. The axes' scales and limits are final.
     """
-    at_x, at_y, names = table[x].to_numpy(), table[y].to_numpy(), [*table[by].map(str)]
+    at_x, at_y = table[x].to_numpy(), table[y].to_numpy()
+    names = [fitting.shortened(str(name), room(axis) / 2) for name in table[by]]
     drawn = [np.asarray(line.get_xydata()) for line in axis.get_lines() if line.get_linestyle() == "-"]
     avoided = {"x_scatter": at_x, "y_scatter": at_y, "x_lines": [line[:, 0] for line in drawn]}
     avoided["y_lines"] = [line[:, 1] for line in drawn]
     style = {"textsize": fitting.POINTS, "textcolor": "0.25", "linecolor": "0.6", "linewidth": 0.4}
-    textalloc.allocate(axis, at_x, at_y, names, max_distance=0.3, nbr_candidates=1000, **avoided, **style)
+    textalloc.allocate(axis, at_x, at_y, names, draw_all=False, nbr_candidates=1000, **avoided, **style)
 
 
 def line_panels(

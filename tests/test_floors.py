@@ -35,7 +35,7 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
     "seaborn": set(),
     "ortools": {"orders"},
     "rich": {"terminal"},
-    "yaml": {"records", "config", "foreign", "commands.importing"},
+    "yaml": {"records", "config", "foreign", "commands.importing", "terminal.run_comparison"},
     "pandas": {"results", "records.statistics", "commands", "terminal"},
 }
 WITHOUT_TORCH = {"schedule", "system", "settings", "job", "trace", "simulator", "profiling", "planner", "orders"}

@@ -113,12 +113,11 @@ def test_the_schedules_it_lists_are_the_options():
 def test_the_bubbles_it_lists_are_those_of_the_simulator():
     """Of 4 ranks and 8 microbatches, where the idle time is what the formula says, if it is a plain one."""
     [table] = [text for text in SCHEDULES.split("\n\n") if text.startswith("| schedule | order of a rank")]
-    base, more = "", {"schedule.overlap=true": ["schedule.extra_warmup=1"], "gis": ["schedule.group=2"]}
+    more = {"schedule.overlap=true": ["schedule.extra_warmup=1"], "gis": ["schedule.group=2"]}
     for line in table.splitlines()[2:-1]:
         row, _, idle, listed, *_ = (cell.strip() for cell in line.strip("|").split("|"))
-        name = row.strip("`").replace("=v", "=2")
-        base = base if "." in name else name
-        words = [f"schedule={base}", *([name] if "." in name else []), *more.get(name, [])]
+        name, *keys = re.findall("`([^`]+)`", row.replace("=v", "=2"))
+        words = [f"schedule={name}", *keys, *more.get([name, *keys][-1], [])]
         ones = [f"costs.{cost}=1" for cost in ("forward", "backward", "weight")]
         bubble = price(*words, *ones, "ranks=4", "chunks=8").figures["bubble"]["gpipe"]
         assert f"{bubble:.3f}" == f"0{listed}", row

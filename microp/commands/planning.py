@@ -269,7 +269,7 @@ def _notes(plan: Plan, found: Found) -> list[str]:
     if cap is not None and found.over and found.over[-1].step < found.front[0].step:
         faster, unit = found.over[-1], "ms" if prices.is_known else "units"
         notes.append(
-            f"memory binds: {' '.join(faster.choice.words())} would take {faster.step:.4g} {unit}, "
+            f"memory binds: for example {' '.join(faster.choice.words())} would take {faster.step:.4g} {unit}, "
             f"{100 * (1 - faster.step / found.front[0].step):.1f} % less than plan1, with {size_text(faster.peak)}"
         )
     return notes

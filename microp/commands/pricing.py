@@ -155,6 +155,8 @@ def _memory(job: PricingJob) -> list[float] | None:
     """Return each rank's peak in MiB; None, with a note that says why, if no run could have the model."""
     config = job.config
     if job.workload is None:
+        stages, layers = job.schedule.stages, config.model.layers
+        _once(console.note, f"{stages} stages are more than {layers} layers: no run, so no MiB")
         return None
     if problems := config.model.slice_problems(job.schedule.slices):
         _once(console.note, f"no run, so no MiB: {problems[0]}")

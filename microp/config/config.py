@@ -137,7 +137,8 @@ def word_problems(words: Sequence[str]) -> list[str]:
             problems.append(f"{quoted(word)}: no key is added or taken away, write {key}=VALUE with a key of --help")
         elif group in schema.GROUPS and not knob and word.endswith("]"):
             values = word.partition("=")[2].strip("[]")
-            problems.append(f"{quoted(word)} is several options: use -m {key}={values} for a run of each")
+            each = f"-m {key}={values} for a run of each, in a file {key}: {values} below hydra.sweeper.params"
+            problems.append(f"{quoted(word)} is several options: use {each}")
         elif group in schema.GROUPS and schema.is_fixed(group, knob):
             problems.append(f"{quoted(word)} cannot be set, it says which option was chosen: use {group}=OPTION")
     return problems

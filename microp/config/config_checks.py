@@ -303,7 +303,17 @@ def warnings(config: Config, job: Job) -> list[str]:
                 f"partition.share={share} of {partition.layers} layers is {wanted}, but the other ranks "
                 f"need one each: rank {rank} gets {partition.sizes[rank]}"
             )
-    return [*texts, *uneven_rows(config, job.workload), *job.notes, *profile_notes(config, [job.workload.mean_rows])]
+    return [*texts, *uneven_rows(config, job.workload), *job.notes, *_doubts(config, job, asked=True)]
+
+
+def prediction_doubts(config: Config, job: Job) -> list[str]:
+    """Return why what a profile that nobody asked for predicts of a run may be far off: said beside its results."""
+    return _doubts(config, job, asked=False)
+
+
+def _doubts(config: Config, job: Job, asked: bool) -> list[str]:
+    is_asked = config.profile is not None or config.device.is_emulated
+    return profile_notes(config, [job.workload.mean_rows]) if is_asked is asked else []
 
 
 def _layers(numbers: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import sys
 from collections import deque
@@ -127,7 +128,8 @@ def _numbers(owner: Any) -> Iterator[str]:
             if library not in _FOREIGN or isinstance(value, nn.Module):
                 todo += (each for each in gc.get_referents(value) if each is not getattr(value, "__globals__", None))
             if library not in _FOREIGN and isinstance(value, FunctionType):
-                todo += map(value.__globals__.get, value.__code__.co_names)
+                read = [each.argval for each in dis.get_instructions(value) if each.opname == "LOAD_GLOBAL"]
+                todo += map(value.__globals__.get, read)
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

@@ -27,6 +27,7 @@ from microp.simulator.simulation import Simulated, simulate
 from microp.trace import Span, as_spans
 
 OTHER = 1.5
+LAIN = 0.1  # of the time that a tensor has lain: a shorter wait is the engine's
 
 
 def schedule_of(spans: Iterable[Span], name: str, pairs: frozenset[Action] = frozenset()) -> Schedule:
@@ -118,7 +119,8 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
     for span, taker, link, made in taken:
         if link is None or made == inf:
             continue
-        if span.wait_start < made or span.ready - span.wait_start > costs.hop(link) * 1e6:
+        waited, lay = span.ready - span.wait_start, span.wait_start - made
+        if lay < 0 or waited > max(costs.hop(link) * 1e6, LAIN * lay):
             hops[taker] = (span.ready - made) / 1e6  # the rank waited for it
     return simulate(schedule, costs, takes, hops)
 

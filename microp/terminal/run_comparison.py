@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
+import yaml
 
 from microp import results
 from microp.foreign import FOREIGN
@@ -132,7 +132,7 @@ def _is_implied(column: str, compared: Sequence[str], row: dict[str, Any]) -> bo
     file = CONF / group / f"{row.get(option)}.yaml"
     if column == option or option not in compared or not file.exists():  # another's own option
         return False
-    given: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    given = yaml.safe_load(file.read_text())
     return bool(results.text_of(row.get(column)) == results.text_of(given.get(key, math.nan)))
 
 

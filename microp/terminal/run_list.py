@@ -139,8 +139,9 @@ def show_list(runs: results.Runs, names: Sequence[str], limit: int) -> None:
     rows = runs.rows[: limit or None]
     points = [results.recorded_point(runs.nested[folder]) for folder in rows["folder"]]
     chosen = [_column(name, rows[results.column_named(name, runs.all)]) for name in names] or [
-        *_keys(rows, points),
+        *_runs(rows),
         *(column for column in result_columns(points) if column.name in SHOWN),
+        *_differing(points),
     ]
     states = ", ".join(f"{count} {status}" for status, count in runs.rows["status"].value_counts().items())
     of_all = f"{len(runs.rows)} of " if runs.filters else ""
@@ -169,18 +170,22 @@ def _column(name: str, values: pd.Series) -> Column:
     return Column(name, texts, "right" if numbers else "left", 0, None if numbers else 8)
 
 
-def _keys(rows: pd.DataFrame, points: Sequence[results.PointRow]) -> Iterator[Column]:
-    """Yield the columns that tell runs apart: when, which, and the keys that differ."""
+def _runs(rows: pd.DataFrame) -> Iterator[Column]:
+    """Yield the columns that tell runs apart."""
     yield Column("when", [results.when(started, "%m-%d %H:%M") for started in rows["started"]], "left", 70)
     yield Column(
         "run", list(rows["run_id"]), "left", 100, is_key=True, about="run: schedule, m chunks, k ranks, r replicas."
     )
     if {*rows["attempt"]} != {"attempt-1"}:
         yield Column("attempt", [name.removeprefix("attempt-") for name in rows["attempt"]], "left", 91, is_key=True)
+
+
+def _differing(points: Sequence[results.PointRow]) -> Iterator[Column]:
+    """Yield the keys that differ, for which there is room beside the results."""
     configs = [{key: value for key, value in point.config.items() if key not in NOT_ASKED} for point in points]
     for key in swept_columns(results.swept(configs, _FIRST)):
         if key.name not in _IN_ID and not key.name.endswith(".builder"):
-            yield replace(key, importance=45)
+            yield replace(key, importance=0)
 
 
 def delete(runs: results.Runs, single: bool, yes: bool) -> int:

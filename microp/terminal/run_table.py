@@ -218,7 +218,7 @@ _RESULTS = (
     Result("status", 95, _status, "", "finished"),
 )
 _LOOKS: dict[str, dict[str, Any]] = {
-    "disturbed": {"justify": "left", "style": "yellow", "shortest": 12},
+    "disturbed": {"justify": "left", "style": "yellow", "shortest": 15},
     "status": {"justify": "left"},
 }
 

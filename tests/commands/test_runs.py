@@ -61,7 +61,8 @@ def test_the_newest_comes_first_with_what_differs(asked):
     code, out, _ = asked("schedule=1f1b,gpipe", "chunks=4", "-n", "0")
     assert code == 0
     heading, *lines = out.splitlines()[1:8]
-    assert heading.split()[:3] == ["when", "run", "repeat"]  # the id tells the schedule
+    assert heading.split()[:4] == ["when", "run", "step", "ms"]  # the id tells the schedule
+    assert heading.split()[-1] == "repeat"  # behind the results
     assert [line.split()[2].split("-m4")[0] for line in lines[:6]] == ["gpipe"] * 3 + ["1f1b"] * 3
     assert "repeat" in heading
     assert "chunks" not in heading  # all have 4

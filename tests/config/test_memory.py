@@ -73,7 +73,8 @@ def test_a_users_own_model_and_a_folder_that_cannot_be_written(probed, monkeypat
 
 def test_a_price_needs_no_torch_once_the_memory_is_known(tmp_path):
     code = (
-        "import sys; from microp.simulate import main; main(); "
+        "import contextlib, sys; from microp.simulate import main\n"
+        "with contextlib.suppress(SystemExit): main()\n"
         "assert not {'torch', 'pandas'} & set(sys.modules), 'loaded'"
     )
     command = [sys.executable, "-c", code, "model.dim=64", "model.layers=4", "batch_size=20", "output=json"]

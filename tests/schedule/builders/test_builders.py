@@ -72,15 +72,14 @@ def test_the_page_draws_15_schedules() -> None:
 
 
 def test_the_bubbles_of_the_page_are_those_of_the_simulator() -> None:
-    """At F = I = W; a row of a key is of the schedule above it."""
-    rows, name = re.findall(r"^\| `(?:schedule\.)?(\S+)` \|.* (\.\d{3}) \|", PAGE, re.M), ""
-    for first, bubble in rows:
-        key, _, value = first.partition("=")
-        name, knobs = (name, {key: {"true": True, "v": 2}.get(value, value)}) if value else (first, {})
+    """At F = I = W."""
+    rows = re.findall(r"^\| `(\w+)`(?:, `schedule\.(\w+)=(\w+)`)? \|.* (\.\d{3}) \|", PAGE, re.M)
+    for name, key, value, bubble in rows:
+        knobs = {key: {"true": True, "v": 2}.get(value, value)} if key else {}
         order = schedules.ORDERS[name](4, 8, **knobs, **({"extra_warmup": 1} if key == "overlap" else {}))
         times = (Fraction(4, order.depth),) * order.stages
         spans = simulate(order, Costs(times, times, times, shares=even_shares(order)))
-        assert f"{float(bubble_fraction(spans)):.3f}" == f"0{bubble}", first
+        assert f"{float(bubble_fraction(spans)):.3f}" == f"0{bubble}", (name, key)
     assert len(rows) == len(BUILDERS) + 4
 
 
