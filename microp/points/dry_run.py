@@ -47,7 +47,8 @@ def show_dry_run(checked: Sequence[Checked], skipped: int, resumes: bool) -> Non
         console.note(equal_points(len(points), runs))
     if skipped:
         console.note(f"skip=true leaves {skipped} of {len(checked) + skipped} points out")
-    texts = [text for point in points for text in config_checks.warnings(point.config, point.made)]
+    says = config_checks.warnings, config_checks.prediction_doubts
+    texts = [text for say in says for point in points for text in say(point.config, point.made)]
     for warning in dict.fromkeys(texts):
         console.warn(warning)
     if reason := unscaled(plain(point.config) for point in points):
