@@ -235,8 +235,9 @@ def cases(name: str, whole: bool) -> Iterator[Case]:
             if has_layers(schedule, ranks):
                 yield Case(schedule, *way, sync=sync, ranks=ranks)
     turns = islice(cycle(ways), place, None)
-    for schedule in (DIVIDED[place % len(DIVIDED)], DIVIDED[(place + 3) % len(DIVIDED)], WHOLE[place % 2]):
-        yield Case(schedule, *next(turns))
+    schedules = (DIVIDED[place % len(DIVIDED)], DIVIDED[(place + 3) % len(DIVIDED)], WHOLE[place % 2])
+    for schedule in schedules[place % 3 :][:1] if shape.expect == "refused" and not whole else schedules:
+        yield Case(schedule, *next(turns))  # a refused model is inspected again for each
     if shape.expect != "refused" and syncs:
         where = (WHOLE[place // 2 % 2], "ddp") if place % 2 else (DIVIDED[place % len(DIVIDED)], list(SYNCS)[place % 3])
         yield Case(where[0], *next(turns), sync=where[1])
