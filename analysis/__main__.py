@@ -69,8 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command_parser("analysis", main.__doc__, takes_outputs=True)
     options = parser.parse_args(arguments)
     store = read_store(options.outputs, options.schedule)
-    folder = figures_in(options.outputs / "report", options.columns)
-    runs = store.runs()
+    runs, folder = store.runs(), figures_in(options.outputs / "report", options.columns)
     print_unreadable(store)
     if runs.empty:
         parser.error(nothing(options.outputs, ANY_RUN, options.schedule, store.schedules_of()))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import nominal, plot
+from analysis import plot
 from microp.records import RANGE_UP_TO
 from microp.results import is_missing, records
 from microp.trace import save
@@ -40,7 +40,7 @@ class Exhibit:
     answer: str = ""  # what the runs say, if the figure is the only one of its sweep
 
     def __post_init__(self) -> None:
-        plot.head(self.figure, nominal.heading(self.runs))
+        plot.head(self.figure, "Emulated runs: nominal action times" * ("emulated" in {*self.runs["device"]}))
 
     @property
     def origin(self) -> str:

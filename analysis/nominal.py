@@ -35,11 +35,6 @@ def uncompared(runs: pd.DataFrame) -> str | None:
     return unscaled({key.removeprefix("config."): value for key, value in row.items()} for row in records(runs))
 
 
-def heading(runs: pd.DataFrame) -> str:
-    """Return what a picture says of nominal times by itself; empty if no run has them."""
-    return "Emulated runs: nominal action times" if (runs["device"] == "emulated").any() else ""
-
-
 def order(row: dict[str, Any]) -> Schedule:
     """Return the schedule of a row, as it was recorded.
 

@@ -93,6 +93,12 @@ class _Run(NamedTuple):
         is_disturbed = "status" in self.summary and disturbances(self.summary, read_env(self.attempt))
         return f" (disturbed, median step {self.summary['step_ms']['median']:.4g} ms)" if is_disturbed else ""
 
+    @property
+    def summed(self) -> str:
+        """The same if sums of gradients, behind the last action, are not in the time of what is drawn."""
+        text = f" (median step with its sums {self.summary['step_ms']['median']:.4g} ms)"
+        return text * any((self.summary["time_ms"] or {}).get("reduction", ()))
+
 
 class _Drawing(NamedTuple):
     """What is drawn: panels by their name, and what `timeline` tells about them; the name of one run alone is empty."""
@@ -138,17 +144,17 @@ def _together(runs: Sequence[_Run]) -> _Drawing:
     short = [name.rpartition("-")[0] for name in (run.attempt.parent.name for run in runs)]  # without the hash
     configs = [{**LATER, **read_config(run.attempt)} for run in runs]
     keys = swept(configs)
-    told = [key for key in keys if key.partition(".")[0] not in ("schedule", "chunks", "ranks", "tracking")]
+    told = [key for key in keys if key not in ("schedule", "chunks", "ranks") and not key.startswith("tracking")]
     words = zip(*([f"{key}={value}" for value in keys[key]] for key in told), strict=True)
     longer = [" ".join([name, *own]) for name, own in zip(short, words, strict=False)]
     names = next((names for names in (short, longer) if len(set(names)) == len(runs)), ids)
-    names = [f"{name}{run.doubt}" for name, run in zip(names, runs, strict=True)]
+    names = [f"{name}{run.doubt or run.summed}" for name, run in zip(names, runs, strict=True)]
     panels = {name: run.step.panels["measured"] for name, run in zip(names, runs, strict=True)}
     sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}
     schedules = {name: run.step.schedule for name, run in zip(names, runs, strict=True)}
     file = f"timelines-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:8]}"
-    about = f"{len(runs)} runs on one time axis, the last measured step of each"
-    title = "; ".join(filter(None, (about, reason := unscaled(configs))))
+    title, reason = f"{len(runs)} runs on one time axis, the last measured step of each", unscaled(configs)
+    title += f"; {reason}" * bool(reason)
     return _Drawing(title, file, names, panels, sums, schedules, {"compares": reason is None})
 
 

@@ -262,7 +262,8 @@ def _notes(plan: Plan, found: Found) -> list[str]:
     elif plan.config.profile is None and plan.config.device.is_emulated:
         of_what = {"row": "microbatch, whatever its rows", "layer": "stage, whatever its layers"}
         if lacking := [of_what[name] for name in of_what if name not in getattr(plan.config.device, "per", ())]:
-            notes.append(f"the nominal times are per {', and per '.join(lacking)}: device.per=[layer,row] counts them")
+            said = f"the nominal times are per {', and per '.join(lacking)}, so plans of other numbers of these do not"
+            notes.append(f"{said} compare: device.per=[layer,row] counts them")
     sums = used_profile(plan.config) is not None or getattr(plan.config.device, "reduce_ms", None)
     if any(priced.choice.replicas > 1 for priced in found.front) and not sums:
         notes.append("the sums of the gradients over the replicas take no time here: they are not known")

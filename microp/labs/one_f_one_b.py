@@ -16,8 +16,8 @@ from microp.labs.pipeline import show
 from microp.system import run_command
 
 LESSON = (
-    "GPipe is idle as long, but keeps all M microbatches on every rank (python -m microp.labs 7 chunks={5}). Here "
-    "rank r keeps at most K - r, or all M if they are fewer: more microbatches shrink the bubble and the memory."
+    "GPipe is idle as long, but keeps all M microbatches on every rank (python -m microp.labs 7 chunks={5} ranks={6}). "
+    "Here rank r keeps at most K - r, or all M if they are fewer: more microbatches shrink the bubble and the memory."
 )
 main = partial(show, "one_f_one_b", __doc__, LESSON)
 

@@ -37,7 +37,7 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
     Args:
         text, arguments: as of `typed_job`.
         lesson: what to see, the last line; it may name K-1, for two numbers of microbatches M+K-1 and M, and the M that
-            ran, by their places, {0} to {5}.
+            ran, and the ranks, by their places, {0} to {6}.
 
     Returns:
         two lists over the ranks: `utilisation`, the share of the step in which the rank computed, and
@@ -73,7 +73,7 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
         print(bar(start, share, 1, f"  {end:{max(map(len, kept))}}"))
     idle, chunks = job.ranks - 1, job.schedule.chunks
     few, many = sorted((chunks, 4 * chunks if 4 * chunks <= job.batch_size else max(1, chunks // 4)))
-    numbers = idle, few + idle, few, many + idle, many, chunks
+    numbers = idle, few + idle, few, many + idle, many, chunks, job.ranks
     form = summary["bubble"]["closed_form"]
     usual = idle / (idle + (1 if lab == "naive" else chunks))
     if job.ranks == 1:
