@@ -54,20 +54,27 @@ def bar(what: str) -> Iterator[Callable[[float], None]]:
 @contextmanager
 def clock(what: str, seconds: float) -> Iterator[None]:
     """Show, as `bar` does, how much of the time that something is to take is over."""
-    began, ended = monotonic(), threading.Event()
-    with bar(what) as tell:
+    began = monotonic()
+    with bar(what) as tell, _following(lambda: tell(min((monotonic() - began) / seconds, LATE))):
+        yield
 
-        def follow() -> None:
-            while not ended.wait(POLL_S):
-                tell(min((monotonic() - began) / seconds, LATE))
 
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+@contextmanager
+def _following(look: Callable[[], None]) -> Iterator[None]:
+    """Call `look` now and then, in a thread of its own."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(POLL_S):
+            look()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def read_store(outputs: Path, schedules: Collection[str] = ()) -> Store:
@@ -124,25 +131,21 @@ class Board:
             return
         label = f"{self._ended + 1}/{len(self._weights)} {name}" if len(self._weights) > 1 else name
         task = self._progress.add_task(label, total=steps, done="")
-        ended = threading.Event()
+        place = done = 0
 
-        def follow() -> None:
-            place = done = 0
-            while not ended.wait(POLL_S):
-                with suppress(OSError), rows.open("rb") as file:  # it may not be there yet, or not any more
-                    file.seek(place)
-                    new = file.read()
-                    place, done = place + len(new), done + new.count(b"\n")
-                self._progress.update(task, completed=done, done=f"{done}/{steps} steps")
-                self._show_sweep(done / steps)
+        def look() -> None:
+            nonlocal place, done
+            with suppress(OSError), rows.open("rb") as file:  # it may not be there yet, or not any more
+                file.seek(place)
+                new = file.read()
+                place, done = place + len(new), done + new.count(b"\n")
+            self._progress.update(task, completed=done, done=f"{done}/{steps} steps")
+            self._show_sweep(done / steps)
 
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
         try:
-            yield
+            with _following(look):
+                yield
         finally:
-            ended.set()
-            thread.join()
             self._progress.remove_task(task)
             self._ended += 1
             self._show_sweep()
