@@ -1,7 +1,7 @@
 """How exact imported traces are: each of `foreign.traced`'s beside what `engine=torch` records of the same steps.
 
 `python -m foreign.accuracy FOLDER...` prints the median, the 90th percentile and the worst of all steps and ranks. A
-rank that waits for less than 1 % of a step waits for no other: between its actions lies the host's own time, some 0.1 ms
+rank that waits for less than 1 % of a step waits for no other: between its actions lies the host's own time, 0.1 ms
 each, which a profiler and `engine=torch` divide in other places. Its wait is compared with the step alone.
 """
 
