@@ -167,11 +167,12 @@ def _meets(values: pd.Series, condition: Filter) -> pd.Series:
         if not numbers:
             raise SelectionError(f"{text}: {wanted[0]} is not a number: write for example {name}>4")
         return ORDERS[sign](values.map(size_of), numbers[wanted[0]])
-    accepted = [value.replace(" ", "").lower() for value in wanted]
-    nothing = ("null", "none", "false") if name == "disturbed" else ("null", "none")
-    accepted += [MISSING for value in accepted if value in nothing]
+    accepted, is_met = [value.replace(" ", "").lower() for value in wanted], sign == "="
+    if name == "disturbed" and accepted in (["true"], ["false"]):  # its values say why
+        accepted, is_met = ["null"], is_met == (accepted == ["false"])
+    accepted += [MISSING for value in accepted if value in ("null", "none")]
     accepted += map(text_of, numbers.values())
-    return values.map(lambda value: text_of(value).replace(" ", "").lower()).isin(accepted) == (sign == "=")
+    return values.map(lambda value: text_of(value).replace(" ", "").lower()).isin(accepted) == is_met
 
 
 def _number(text: str) -> float | None:

@@ -79,8 +79,10 @@ def test_status_and_troubles_are_shown(asked):
     assert "it was started under an older microp: whether it still runs cannot be told" in " ".join(out.split())
     assert "left out: " in out
     assert "config.yaml cannot be read" in " ".join(out.split())
-    disturbed = asked("schedule=naive")[1]
+    disturbed, calm = asked("disturbed=true")[1], asked("disturbed=false")[1]
     assert "spread 450 %" in disturbed
+    assert int(disturbed.split()[0]) + int(calm.split()[0]) == 21
+    assert asked("disturbed!=true")[1].splitlines()[1:] == calm.splitlines()[1:]
     assert "disturbed: why not to trust its times." in " ".join(disturbed.split())
 
 
