@@ -84,7 +84,7 @@ def command_parser(module: str, about: str | None, takes_outputs: bool = False) 
     """Return a parser for `python -m <module>` with `--version` and `--columns`, and if wanted the folder `outputs`."""
     parser = CommandParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--version", action="version", version=f"microp {microp.__version__}")
-    wide = "the width of figures in columns of a paper (default: 2)"
+    wide = "the width of figures in columns of a paper; 1 also fits a phone (default: 2)"
     parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
     if takes_outputs:
         told = "the folder that runs write to (default: outputs)"

@@ -187,10 +187,10 @@ def effective_depth(rows: pd.DataFrame) -> Exhibit | None:
     fits = _named(over_launches(pd.DataFrame(_fits(rows)), [*PANEL, "schedule"], ["a", "b", "depth", "formula"]))
     if fits["depth"].isna().all():
         return None
-    figure, axes = plot.sheet(fits["panel"].nunique(), 2, gridspec_kw={"width_ratios": [3, 2]})
-    for row, (panel, own) in zip(axes, fits.groupby("panel", sort=False), strict=True):
-        _step_times(row[0], rows[rows["panel"] == panel], own)
-        _depths(row[1], own)
+    figure, axes = plot.panels(2 * fits["panel"].nunique())
+    for left, right, (panel, own) in zip(axes[::2], axes[1::2], fits.groupby("panel", sort=False), strict=True):
+        _step_times(left, rows[rows["panel"] == panel], own)
+        _depths(right, own)
     legend = [looks.dotted("least-squares line T = a + b M"), looks.thin("K, the number of ranks")]
     text = (
         "Left: step time and its least-squares line T = a + b M over M >= K, by relative errors (naive exceeds the "

@@ -97,7 +97,7 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     if not several:
         return []
     own = max(several, key=lambda rows: min(MOST_STEPS, rows["schedule"].nunique())).drop_duplicates("schedule")
-    order = looks.in_order(own["schedule"])[:MOST_STEPS]
+    order = sorted(looks.in_order(own["schedule"]), key=lambda name: name == "naive")[:MOST_STEPS]  # its step is long
     rows = {row["schedule"]: {**row, "time_ms": True} for row in records(own)}
     panels, sums, lines = {}, {}, []
     for schedule in order:
@@ -117,8 +117,8 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     text = (
         f"The last measured step of {len(panels)} schedules, one launch each, one above the other on one time axis: "
         f"{first['device']}, {first['model']}, K = {ranks}, M = {first['chunks']}."
-        f"{f' Left out: {listed(left_out)}.' if left_out else ''} `python -m analysis.timeline RUN "
-        f"RUN` draws any runs so.{noisy and f' Disturbed: {noisy}.'}{_outliers(used)}"
+        f"{f' Left out: {listed(left_out)}.' if left_out else ''} python -m analysis.timeline RUN "
+        f"RUN draws any runs so.{noisy and f' Disturbed: {noisy}.'}{_outliers(used)}"
     )
     return [Exhibit("schedule-timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
 

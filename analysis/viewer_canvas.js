@@ -162,7 +162,7 @@ class TimelineCanvas {
 
   drawAxis() {
     const { pen } = this, { from, to } = this.view, bottom = this.height - TimelineCanvas.AXIS;
-    const rough = (to - from) / Math.max(2, this.width / 110), power = 10 ** Math.floor(Math.log10(rough));
+    const rough = (to - from) / Math.max(2, this.width / 80), power = 10 ** Math.floor(Math.log10(rough));
     const gap = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough);
     pen.strokeStyle = this.soft;
     pen.fillStyle = this.ink;
@@ -172,7 +172,7 @@ class TimelineCanvas {
       pen.globalAlpha = 0.25;
       this.line(at, 0, bottom + 4);
       pen.globalAlpha = 1;
-      const isWhole = at > TimelineCanvas.LABEL + 14 && at < this.canvas.clientWidth - 26; // not cut at the edge
+      const isWhole = at < this.canvas.clientWidth - 26; // not cut at the edge
       if (isWhole) pen.fillText(`${+((number * gap) / 1000).toPrecision(6)} ms`, at, bottom + TimelineCanvas.AXIS / 2 + 2);
     }
   }

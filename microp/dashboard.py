@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,7 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
         console.error(str(problem))
         return 2
     if options.print:
-        print("\n".join(wandb_dashboard.panel_lines(subject)), file=sys.stderr, flush=True)
+        for panel in wandb_dashboard.panel_lines(subject):
+            console.note(panel)
         print(json.dumps(wandb_dashboard.specification(subject), indent=1))
         return 0
     if not has_key():

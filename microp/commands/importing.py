@@ -150,9 +150,9 @@ def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) 
     on = [sum(float(span.end - span.start) for span in path if span.rank == rank) for rank in ranks]
     shares = "".join(f"rank {rank} {100 * part / time:.0f} %, " for rank, part in enumerate(on) if part)
     rest = f"messages and gaps between them {100 * (1 - sum(on) / time):.0f} %"
-    print(f"critical path of the step of middle length: {len(path)} actions; {shares}{rest}")
+    console.out.print(f"critical path of the step of middle length: {len(path)} actions; {shares}{rest}")
     off = f"{time:.4g} ms, {100 * (time / taken - 1):+.1f} % of the measured {taken:.4g}"
-    print(f"check: simulated with its own times, the step of middle length takes {off}")
+    console.out.print(f"check: simulated with its own times, the step of middle length takes {off}")
 
 
 def _spread(values: Sequence[float], form: str) -> str:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 ROWS = 32  # the most ranks of a timeline in the terminal
 MATTERS = ("schedule", "ranks", "chunks", "device", "partition", "checkpointing")
 WHOLE = "the objects of output=json"
-FILES = "timeline.svg timeline.pdf timeline.png trace.json schedule.txt schedule.csv"
+FILES = "timeline.svg .pdf .png, trace.json, schedule.txt .csv"
 _COLUMNS: tuple[tuple[str, int, Callable[[dict[str, Any]], str], str], ...] = (  # heading, importance, text, meaning
     ("makespan", 90, lambda price: f"{price['makespan']:g}", "in ms of a device with times, else in the costs' unit"),
     ("closed form", 60, lambda price: _known(price["closed_form"]["makespan"]), "the makespan by formula"),
@@ -280,8 +280,8 @@ def show_prices(points: Sequence[Priced]) -> None:
     if folders:
         out.print()
         for folder in folders:
-            out.print(f"drawn {folder}: {FILES}", soft_wrap=True, markup=False)
-        out.print("open  a trace.json in ui.perfetto.dev", soft_wrap=True)
+            out.print(f"drawn {folder}", soft_wrap=True, markup=False)
+        out.print(f"files {FILES}\nopen  a trace.json in ui.perfetto.dev", soft_wrap=True)
 
 
 def _known(value: float | None) -> str:

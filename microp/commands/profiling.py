@@ -232,8 +232,8 @@ def described(profile: profiling.Profile, model: ModelSettings) -> list[str]:
         rate = f"{transport.per_mib:.3f} ms per MiB"
         lines.append(f"{name}: hop {transport.latency * 1e3:.0f} µs + {rate}, engine {transport.overhead * 1e3:.0f} µs")
     lines.append(f"peak of a rank: {profile.peak_gflops or 0:,.0f} GFLOP/s, in a product of matrices")
-    spreads = ", ".join(f"{name} {'unknown' if v is None else f'{v:.1%}'}" for name, v in profile.spread.items())
-    lines.append(f"spread over the steps (p90 - p10, of the median): {spreads}")
+    spreads = ", ".join(f"{name} {'unknown' if v is None else f'{v:.0%}'}" for name, v in profile.spread.items())
+    lines.append(f"spread (p90 - p10) / median: {spreads}")
     return lines
 
 

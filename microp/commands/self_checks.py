@@ -113,8 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Check that microp works on this machine and that its mathematics is right; exit code 1 if a check fails."""
     CommandParser(prog="python -m microp.check", description=main.__doc__).parse_args(arguments)
     failed = 0
-    with console.err.status("checking"):
+    with console.out.status("checking"):  # on the console of the lines: rich clears it only for its own
         for name, passed, figure in run_checks():
             failed += not passed
-            console.out.print(f"{'[green]pass[/]' if passed else '[red]FAIL[/]'}  {name:32} {figure}", soft_wrap=True)
+            console.out.print(f"{'[green]pass[/]' if passed else '[red]FAIL[/]'}  {name:32} {figure}")
     return 1 if failed else 0

@@ -13,6 +13,7 @@ from rich.text import Text
 from microp.schedule import Op
 from microp.trace import COLOURS, INK, REDUCTION, WHITE, Line
 
+CAUTION = "dark_orange3"  # can be read on a dark and on a light background; yellow cannot on white
 PIPE_WIDTH = 120  # characters per line where there is neither a terminal nor COLUMNS in the environment
 
 
@@ -65,7 +66,7 @@ def line(text: str) -> None:
 
 def warn(text: str) -> None:
     """Print a warning on standard error."""
-    err.print(_lines(f"warning: {text}"), style="yellow", soft_wrap=True, markup=False)
+    err.print(_lines(f"warning: {text}"), style=CAUTION, soft_wrap=True, markup=False)
 
 
 def error(text: str) -> None:

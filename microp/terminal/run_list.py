@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser = CommandParser(
         prog="python -m microp.runs",
-        description="lists recorded runs, newest first; compares or deletes them.",
+        description="List recorded runs, newest first; compare or delete them.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

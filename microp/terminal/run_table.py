@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from microp import results
 from microp.records import MOSTLY_WORK, clocks_text, read_traced_step
 from microp.terminal.columns import Column, extremes, number, paragraph, show
-from microp.terminal.console import draw, error, out
+from microp.terminal.console import CAUTION, draw, error, out
 from microp.trace import timeline
 
 SWEPT = 79  # importance of the columns of swept keys: step ms, bubble, peak and ratios stay longer
@@ -60,7 +60,7 @@ def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
             remedy += ", or with longer times"
             if max(works) > MOSTLY_WORK:
                 remedy = "the real work takes longer than it was told: use longer times, or a smaller model"
-        paragraph(f"disturbed: {which} ({', '.join(kinds.values())}); {remedy}.", style="yellow")
+        paragraph(f"disturbed: {which} ({', '.join(kinds.values())}); {remedy}.", style=CAUTION)
     for sentence in (*results.verdicts(rows), *results.one_process(rows)):
         paragraph(sentence, style="")
     for row in rows:
@@ -218,7 +218,7 @@ _RESULTS = (
     Result("status", 95, _status, "", "finished"),
 )
 _LOOKS: dict[str, dict[str, Any]] = {
-    "disturbed": {"justify": "left", "style": "yellow", "shortest": 15},
+    "disturbed": {"justify": "left", "style": CAUTION, "shortest": 15},
     "status": {"justify": "left"},
 }
 
