@@ -251,7 +251,7 @@ class Trial:
 
 
 def _mixes(layer: nn.Module, x: Tensor, y: Tensor) -> bool:
-    """Return whether rows of a layer, or their gradients, depend on the rows beside them; not if it draws numbers."""
+    """Return whether rows of a layer, or gradients, depend on the rows beside them; not if it draws numbers."""
     drawn = []
     for seed in (0, 1):
         with seeded(seed):
@@ -264,7 +264,22 @@ def _mixes(layer: nn.Module, x: Tensor, y: Tensor) -> bool:
         whole, fewer = _both_ways(layer, some, gradient), _both_ways(layer, some[rows], gradient[rows])
         if not all(_are_near(one, other[rows]) for one, other in zip(fewer, whole, strict=True)):
             return True
-    return False
+    # the copies once more: the gradients of weights may be divided by how many they are
+    parts = slice(-2), slice(-2, None)
+    whole, *added = (_of_weights(layer, some[rows], gradient[rows]) for rows in (slice(None), *parts))
+    size = max(map(size_of, (gradient, *whole)))
+    return not all(are_equal(one + other, both, size) for one, other, both in zip(*added, whole, strict=True))
+
+
+def _of_weights(layer: nn.Module, x: Tensor, gradient: Tensor) -> list[Tensor]:
+    """Return the gradients of a layer's trained weights; `gradient`: of the output."""
+    if not trained(layer):
+        return []
+    with seeded(0):
+        layer(entering(x)[1]).backward(gradient)
+    made = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in trained(layer)]
+    layer.zero_grad()
+    return made
 
 
 def _are_near(some: Tensor, rows: Tensor) -> bool:
