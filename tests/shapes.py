@@ -596,6 +596,10 @@ def embedding_of_bounded_norm() -> Layers:
     return stack(nn.Embedding(256, WIDTH, max_norm=1.0), dense(), dense(), dense(), head())
 
 
+expanded = does(lambda own, x: x * own.w, w=lambda: nn.Parameter(torch.ones(1).expand(WIDTH)))
+twice("expanded_weight", expanded, **refused("is expanded"))  # no optimizer of torch's takes it
+
+
 @layer(refused("writes into its weight"), query=linear, key=lambda: frozen(linear()))
 def momentum_encoder(own, x):
     with torch.no_grad():

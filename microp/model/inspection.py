@@ -180,17 +180,21 @@ def _check_form(made: Layers) -> None:
         if not isinstance(layer, nn.Module):
             raise ValueError(f"a {type(layer).__name__} as layer {index}: give an nn.Module")
         for name, weight in layer.named_parameters():
-            if is_lazy(weight):
-                raise ValueError(f"{layer_text(layers, index)}, whose {name} has no size yet: give it its sizes")
-            if weight.requires_grad and weight.dtype not in TYPES:
-                raise ValueError(
-                    f"{layer_text(layers, index)}, whose {name} is {tensor_text(weight)}: the optimizers take "
-                    "floating-point numbers"
-                )
+            _check_weight(f"{layer_text(layers, index)}, whose {name}", weight)
     if not callable(made.loss):
         raise ValueError(f"a {type(made.loss).__name__} as its loss: give a function of (output, targets)")
     if isinstance(made.loss, nn.Module) and any(True for _ in made.loss.parameters()):
         raise ValueError("a loss with weights, which belongs to no stage: move them into the last layer")
+
+
+def _check_weight(which: str, weight: nn.Parameter) -> None:
+    """Raise ValueError if no optimizer can train a weight."""
+    if is_lazy(weight):
+        raise ValueError(f"{which} has no size yet: give it its sizes")
+    if 0 in [step for step, size in zip(weight.stride(), weight.shape, strict=True) if size > 1]:
+        raise ValueError(f"{which} is expanded, so that nothing can be written into it: clone it")
+    if weight.requires_grad and weight.dtype not in TYPES:
+        raise ValueError(f"{which} is {tensor_text(weight)}: the optimizers take floating-point numbers")
 
 
 def _check_container(whole: Any) -> None:

@@ -115,7 +115,7 @@ def own_rows(data: Any, step: int, rows: int, seed: int, facts: LayerFacts | Non
     with GENERATOR, seeded(derive_seed(seed, "data", step)):
         if is_dataset(data):
             size, places = len(data), range(step * rows, (step + 1) * rows)  # each epoch has every item once
-            made: Any = default_collate([data[_epoch(size, at // size, seed)[at % size]] for at in places])
+            made: Any = default_collate([data[int(_epoch(size, at // size, seed)[at % size])] for at in places])
         else:
             made = data(step, rows)
     pair = list(made) if isinstance(made, list | tuple) else []
@@ -142,9 +142,9 @@ def is_dataset(data: Any) -> bool:
 
 
 @lru_cache(2)  # a batch may lie in two
-def _epoch(size: int, epoch: int, seed: int) -> list[int]:
+def _epoch(size: int, epoch: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
-    return torch.randperm(size, generator=generator).tolist()
+    return torch.randperm(size, generator=generator)
 
 
 def _spoil(layers: Iterable[nn.Module], held: set[nn.Parameter]) -> None:

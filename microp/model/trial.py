@@ -251,7 +251,7 @@ class Trial:
 
 
 def _mixes(layer: nn.Module, x: Tensor, y: Tensor) -> bool:
-    """Return whether rows of a layer, or their gradients, depend on the rows beside them; not if it draws numbers."""
+    """Return whether rows of a layer, or gradients, depend on the rows beside them; not if it draws numbers."""
     drawn = []
     for seed in (0, 1):
         with seeded(seed):
@@ -264,7 +264,22 @@ def _mixes(layer: nn.Module, x: Tensor, y: Tensor) -> bool:
         whole, fewer = _both_ways(layer, some, gradient), _both_ways(layer, some[rows], gradient[rows])
         if not all(_are_near(one, other[rows]) for one, other in zip(fewer, whole, strict=True)):
             return True
-    return False
+    # the copies once more: the gradients of weights may be divided by how many they are
+    parts = slice(-2), slice(-2, None)
+    whole, *added = (_of_weights(layer, some[rows], gradient[rows]) for rows in (slice(None), *parts))
+    size = max(map(size_of, (gradient, *whole)))
+    return not all(are_equal(one + other, both, size) for one, other, both in zip(*added, whole, strict=True))
+
+
+def _of_weights(layer: nn.Module, x: Tensor, gradient: Tensor) -> list[Tensor]:
+    """Return the gradients of a layer's trained weights; `gradient`: of the output."""
+    if not trained(layer):
+        return []
+    with seeded(0):
+        layer(entering(x)[1]).backward(gradient)
+    made = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in trained(layer)]
+    layer.zero_grad()
+    return made
 
 
 def _are_near(some: Tensor, rows: Tensor) -> bool:
@@ -288,7 +303,7 @@ def rows_for_trial(made: Layers, rows: int) -> tuple[Tensor, Tensor]:
         "let each item be (input, target), or the function return (inputs, targets) of as many rows as it is asked for",
     )
     first, again = (tried(partial(own_rows, made.data, 1, rows, 0), what, remedy) for _ in range(2))
-    if not all(map(torch.equal, first, again)):
+    if any(not torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(first, again, strict=True)):
         raise ValueError(
             "data that are others the second time: let them follow from the item or the step, and draw from torch, "
             "random or numpy.random"

@@ -160,16 +160,17 @@ class TorchDdp(GradientSync):
 
         def reduced(microbatch: int, x: Tensor | None) -> Tensor | None:
             # DistributedDataParallel makes these calls in its forward; they must come before the last backward.
+            reducer.prepare_for_forward()
+            reducer._rebuild_buckets()
+            reducer.prepare_for_backward([])
+            gradient = run(microbatch, x)
             try:
-                reducer.prepare_for_forward()
-                reducer._rebuild_buckets()
-                reducer.prepare_for_backward([])
+                reducer._check_reducer_finalized()
             except RuntimeError as error:
                 raise ValueError(
-                    "a weight had no gradient in the step before, and sync=torch_ddp waits for that of each one: "
-                    "use sync=ddp"
+                    "a weight has no gradient, and sync=torch_ddp waits for that of each one: use sync=ddp"
                 ) from error
-            return run(microbatch, x)
+            return gradient
 
         return reduced
 

@@ -2,7 +2,7 @@
 
 ::
 
-    missing, repeated, out of range, misplaced? ─► deadlocked? ─► more held than allowed?
+    missing, repeated, out of range, misplaced, copies together? ─► deadlocked? ─► more held than allowed?
 
     schedule 'mine': it deadlocks: 0B0 waits for 1B0, which comes after 1F1 on rank 1, which
     waits for 0F1, which comes after 0B0 on rank 0
@@ -66,7 +66,7 @@ def validate(schedule: Schedule, activation_limit: int | None = None) -> Schedul
             names the actions; the lines below it show them in their rows.
     """
     problems = [*_miscounted(schedule), *_misplaced(schedule)]
-    problems = problems or [*_unpaired(schedule)] or [*_deadlocked(schedule)]
+    problems = problems or [*_doubled(schedule)] or [*_unpaired(schedule)] or [*_deadlocked(schedule)]
     if activation_limit is not None:
         problems = problems or [*_held_beyond(schedule, activation_limit)]
     if problems:
@@ -174,6 +174,15 @@ def _misplaced(schedule: Schedule) -> Iterator[_Problem]:
     idle = [rank for rank, row in enumerate(schedule.ranks) if not row]
     if idle:
         yield _Problem(f"rank {idle[0]} has nothing to do: use fewer ranks", [])
+
+
+def _doubled(schedule: Schedule) -> Iterator[_Problem]:
+    """Yield a problem unless the copies of each stage are on different ranks, which sum their gradients."""
+    for stage in range(schedule.depth, schedule.stages):
+        if (rank := schedule.placement[stage]) in schedule.holders(stage)[: stage // schedule.depth]:
+            both = f"rank {rank} holds stage {stage} and another copy of it"
+            yield _Problem(f"{both}: place the copies of a stage on different ranks", [])
+            return
 
 
 def _are(actions: Sequence[Action], count: int | None = None) -> str:

@@ -67,15 +67,22 @@ def open_optimizer(
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
         make = partial(kind, betas=(settings.betas[0], settings.betas[1]))
     optimizer = make(groups, lr=rate, weight_decay=settings.weight_decay, fused=True)
-    optimizer.register_step_pre_hook(_lay_out_gradients)
+    optimizer.register_step_pre_hook(_make_ready)
     return optimizer
 
 
-def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Lay out each gradient as its weight, as autograd does: fused optimizers go through the memory of both at once."""
-    for weight in optimizer.param_groups[0]["params"]:
+def _make_ready(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Prepare a step for fused optimizers, which go through the memory of a weight and of its gradient at once.
+
+    Each gradient is laid out as its weight, as autograd does. A weight that has its first gradient later than others
+    needs a momentum that is there: of zeros, with which the step is the same.
+    """
+    group = optimizer.param_groups[0]
+    for weight in group["params"]:
         if weight.grad is not None and weight.grad.stride() != weight.stride():
             weight.grad = torch.empty_like(weight).copy_(weight.grad)
+        if weight.grad is not None and group.get("momentum") and "momentum_buffer" not in optimizer.state[weight]:
+            optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
 
 def boundary_of(job: Job, device: Device) -> Boundary:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import training
 from conftest import gpt, mlp, small_job
-from own_model import settings_of, tied_layers
+from own_model import chosen, settings_of, tied_layers
 from threads import in_threads
 from torch import nn
 
@@ -65,6 +65,13 @@ def test_an_optimizer(name):
     """torch's optimizers are not fused here, and the learning rates are written down."""
     job = small_job(schedule=gpipe(2, 1), model=mlp("float64"), optimizer=OPTIMIZERS[name])
     assert_trains_as_torch(job, PLAIN[name], RATES[name])
+
+
+def test_a_weight_whose_first_gradient_comes_later_than_others():
+    job = small_job(schedule=gpipe(2, 1), model=settings_of(chosen), optimizer=OPTIMIZERS["sgd"], seed=2)
+    counts = [sum(map(len, step.gradients)) for step in monolith.steps(job, STEPS)]
+    assert counts[0] < max(counts)
+    assert_trains_as_torch(job, PLAIN["sgd"], RATES["sgd"])
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

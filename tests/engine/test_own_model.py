@@ -16,6 +16,7 @@ from own_model import (
     rooted,
     settings_of,
 )
+from shapes import gradients_by_frequency
 
 from microp.comms import thread_comms
 from microp.engine import ActionError
@@ -46,6 +47,7 @@ def test_a_tensor_of_another_shape_than_in_the_trials_does_not_leave():
 def test_layers_whose_rows_depend_on_each_other_are_known():
     assert settings_of(normalised_together).facts.mixing == (2,)
     assert settings_of(mixed).facts.mixing == ()
+    assert settings_of(gradients_by_frequency).facts.mixing == (0,)  # only the gradients of its weights
 
 
 def test_a_gradient_that_is_not_finite_is_left_to_the_run_which_names_its_step(tmp_path):

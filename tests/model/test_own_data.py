@@ -199,6 +199,11 @@ def test_targets_of_a_type_with_few_numbers_are_accepted():
     assert inspect_layers(broken(data, lambda logits, targets: F.cross_entropy(logits, targets.long())), "").rows
 
 
+def test_targets_that_are_not_a_number_are_accepted_if_they_count_as_rows():
+    data = Items(40, lambda index: (image(index)[0], torch.tensor([math.nan if index % 3 else 1.0])))
+    assert inspect_layers(broken(data, lambda y, t: squares(y, t).where(~t.isnan(), 0.0).mean()), "").rows
+
+
 def squares(logits, targets):
     return (logits[:, :1] - targets) ** 2
 

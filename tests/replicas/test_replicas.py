@@ -18,7 +18,7 @@ from microp.engine import ActionError
 from microp.schedule import Partition, skewed, uniform
 from microp.schedule import builders as schedules
 from microp.settings import BucketSettings, SyncSettings
-from microp.worker import launch_ranks
+from microp.worker import RankError, launch_ranks
 
 BUILDERS = list(schedules.ORDERS.values())
 ROWS = 29  # divided neither by the replicas nor by the chunks
@@ -99,6 +99,13 @@ def test_a_weight_that_nobody_uses_has_no_gradient(sync):
         assert sum(map(len, by_one_process(job)[1])) < 3 * 3 + 2  # some expert has no gradient
         everyone = thread_comms(job.ranks, 20, job.replicas)
         check(job, in_threads(everyone, partial(training.train_replica, job)))
+
+
+def test_torch_ddp_ends_the_step_in_which_a_weight_has_no_gradient(tmp_path):
+    """Nothing of its bucket, and of those after it, would be summed."""
+    job = small_job(schedule=schedules.gpipe(1, 3), model=settings_of(chosen), cut=uniform, replicas=2, sync=TORCH)
+    with pytest.raises(RankError, match="0B2, step 0: a weight has no gradient, and sync=torch_ddp waits .* sync=ddp"):
+        launch_ranks(job, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # where a trial has no graph

@@ -47,6 +47,11 @@ REFUSED = [
     (read("0F0 0B0", ""), "rank 1 has nothing to do: use fewer ranks", ""),
     (read("0F0 0B0 2F0 2B0"), "stage 1 has no action, but stage 2 has", "[2F0][2B0]"),
     (Schedule("drawn", 1, ((Action(Op.F, -1, 0),),)), "-1F0 is out of range (stages go from 0", "[-1F0]"),
+    (
+        replace(read("0F0 0B0 2F1 2B1", "1F0 1B0 3F1 3B1", chunks=2), copies=2),
+        "rank 0 holds stage 2 and another copy of it: place the copies of a stage on different ranks",
+        "",
+    ),
     (read("0B0 0F0"), "it deadlocks: 0B0 waits for 0F0, which comes after 0B0 on rank 0", "rank 0 [0B0][0F0]"),
     (read("0F0 0W0 0I0"), "it deadlocks: 0W0 waits for 0I0, which comes after 0W0 on rank 0", "0F0 [0W0][0I0]"),
     (
