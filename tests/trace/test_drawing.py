@@ -43,13 +43,6 @@ def test_an_op_has_numbers_on_all_ranks_or_on_none(chunks, slowest, numbered):
     assert any("microbatch" in text.get_text() for text in legend.get_texts()) == bool(numbered)
 
 
-def test_a_title_that_is_wider_than_its_panel_goes_on_below():
-    spans = simulate(gpipe(2, 3), equal(2, 4_000_000, 6_000_000))
-    titles = [sheet({"gpipe (disturbed)": spans}, width=width).axes[0].get_title("left") for width in (6.4, 3.3)]
-    assert titles[1].replace("\n", " ") == titles[0] == "gpipe (disturbed): 40.0 ms, bubble 0.250"
-    assert titles[1].endswith(",\nbubble 0.250")
-
-
 # --- as a trace for ui.perfetto.dev --------------------------------------------------------------
 def traces(seed: int):
     random = Random(seed)
