@@ -168,21 +168,6 @@ def test_every_key_in_which_runs_differ_is_named(tmp_path):
     assert {"engine.name", "learning_rate", "model.dim", "data.path"} <= set(exhibit.table)
 
 
-def test_a_panels_title_and_the_names_of_bars_have_what_tells_them_from_the_others(tmp_path):
-    """A schedule's own keys; the batch grows with M, as the number of steps does, and one bar's times are disturbed."""
-    rows = [made(tmp_path, "mine", 8, **{"config.schedule.group": group}) for group in (2, 4)]
-    panels, _ = drawn([*rows, made(tmp_path, "gpipe", 8)])
-    assert panels == {"emulated, mlp, K = 2, M = 8": ["gpipe", "mine, group=2", "mine, group=4"]}
-    rows = [made(tmp_path, "gpipe", chunks, **{"config.steps": chunks}, disturbed=chunks == 8) for chunks in (4, 8)]
-    exhibit = drawn([{**row, "config.batch_size": row["batch_size"]} for row in rows])[1]
-    shown = {axis.get_title(loc="left"): axis.get_yticklabels()[0].get_text() for axis in exhibit.figure.axes}
-    assert sorted(shown) == ["emulated, mlp, K = 2, M = 4", "emulated, mlp, K = 2, M = 8"]
-    assert ["disturbed" in name for _, name in sorted(shown.items())] == [False, True]
-    rows = [made(tmp_path, "gpipe", 8, latency=latency, question=str(latency)) for latency in (0, 2)]
-    [exhibit] = section("prediction", Made(rows)).exhibits  # so has the table of replays
-    assert sorted(exhibit.table["device.latency_ms"]) == [0, 2]
-
-
 def test_of_more_configurations_than_have_room_the_caption_says_so(tmp_path):
     """A figure is at most a page high."""
     panels, exhibit = drawn([made(tmp_path, "gpipe", chunks) for chunks in range(1, 15)])

@@ -104,12 +104,6 @@ def test_too_little_memory_for_a_run_is_a_warning(tmp_path):
     assert " ".join(done.stderr.split()).startswith(needs)
 
 
-def test_a_rank_of_several_stages_counts_its_microbatches_in_parts():
-    found = figures(composed("schedule=interleaved ranks=2 chunks=4"))
-    assert found["in_flight_peak"] == [2.5, 1.5]  # 2(K-1-r) + (v-1)K + 1 of v = 2 stages
-    assert figures(composed("schedule=zb_v ranks=3 chunks=6"))["in_flight_peak"] == [3, 3, 3]
-
-
 def test_without_costs_an_average_rank_takes_one_for_each():
     assert figures(composed("ranks=4 chunks=8"))["makespan"] == 11 * 3
     # 16 layers as 12 and 4, the last of which computes half as much: 24/31 of the whole are the first rank's
@@ -143,12 +137,6 @@ RECOMPUTED = "ranks=1 chunks=9 costs.forward=2 costs.backward=3 checkpointing="
 )
 def test_times_are_those_of_the_emulated_device_or_of_the_costs(words, makespan):
     assert figures(composed(words))["makespan"] == makespan
-
-
-def test_all_spared_is_never():
-    """One microbatch under except_last is recomputed by none."""
-    words = "model=gpt model.layers=4 chunks=1 ranks=2 device=emulated checkpointing="
-    assert figures(composed(f"{words}except_last")) == figures(composed(f"{words}never"))
 
 
 def test_unequal_microbatches_are_told():

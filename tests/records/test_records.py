@@ -153,13 +153,6 @@ def test_two_sweeps_of_one_second_have_a_folder_each(tmp_path):
     assert sorted(folders) == folders  # the report reads them in the order in which they were started
 
 
-def test_a_reason_other_than_room_is_told_with_the_remedy(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(records.WriteError) as error:
-        records.write_text(tmp_path / "file" / "a", "text")
-    assert str(error.value).startswith(f"{tmp_path / 'file' / 'a'} cannot be written (Not a directory): make it writ")
-
-
 SAID = {
     "the layer is broken": ValueError("the layer is broken"),
     "ValueError: two lines": ValueError("two\n  lines"),

@@ -128,18 +128,6 @@ def check_row(text: str, spans: list[Span], scale: float, schedule: Schedule) ->
     assert len([box for box in boxes if box[0] != IDLE]) == sum(right > left for left, right in column.values())
 
 
-def test_nearly_all_actions_of_an_op_are_named_or_none():
-    """`F9` would have room where `F10` has none, and a name stands in an action of three columns, not of two."""
-    [row] = rank_rows(drawn(simulate(gpipe(1, 12), equal(1, 2, 4)), columns=9 + 36))
-    assert row == 12 * "F" + 12 * "B="
-    [row] = rank_rows(drawn(simulate(gpipe(1, 12), equal(1, 2, 4)), columns=9 + 54))
-    assert row.startswith("FF-FF-FF-")
-    assert re.findall(r"[FB]\d+", row) == [f"B{m}" for m in range(12)]
-    takes = {action: 10 for _, action in gpipe(1, 12)} | {gpipe(1, 12).ranks[0][3]: 1}
-    [row] = rank_rows(drawn(simulate(gpipe(1, 12), equal(1, 1, 1), takes), columns=9 + 120))
-    assert len(re.findall(r"[FB]\d+", row)) == 23  # all but one short action
-
-
 def test_sums_over_the_replicas_are_shown_where_the_rank_is_idle():
     schedule = gpipe(2, 2)
     spans = simulate(schedule, equal(2, 4, 6))
