@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 from configs import sweep_of
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from loaded import load_once
 from omegaconf import DictConfig, OmegaConf
 
 from microp.config import make_job, read_config
@@ -26,7 +24,6 @@ def _composes():
     register()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["microp", "-cn", "first"])  # else stored sweeps are not looked for
-        patch.setattr(ConfigLoaderImpl, "load_configuration", load_once)
         with composer():
             yield
 
