@@ -19,8 +19,10 @@ from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig
 
 from microp.config.schema import GROUPS
+from microp.system import sweep_names
 
 ROOT = Path(__file__).parents[1]
+FILES = {*GROUPS, *sweep_names()}  # keys that choose a file; the parts of a stored sweep have its name
 load, _loaded = ConfigLoaderImpl.load_configuration, {}
 
 
@@ -46,4 +48,4 @@ def sets_value(word: Override) -> bool:
     """Return whether an override chooses no file, and is none that Hydra refuses before it composes."""
     key, changes = word.key_or_group, word.type is OverrideType.CHANGE and not word.is_sweep_override()
     is_of_hydra = key.startswith("hydra") and key != "hydra.sweep.dir"
-    return changes and word.package is None and key not in GROUPS and "/" not in key and not is_of_hydra
+    return changes and word.package is None and key not in FILES and "/" not in key and not is_of_hydra

@@ -44,7 +44,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
 
 def test_a_schedule_is_one_function_and_one_yaml_file(folder):
     [command] = re.findall(r"`python -m microp.run (-cd . schedule=mine schedule.group=3)`", README)
-    ran(*command.split(), *SMALL, "chunks=5", folder=folder)
+    ran(*command.split(), *SMALL, "chunks=5", "comms=threads", folder=folder)
     [attempt] = (folder / "outputs" / "runs").glob("mine-m5-k2-*/attempt-1")
     assert read(attempt / "summary.json")["in_flight_peak"] == [3, 3]
 
@@ -52,7 +52,7 @@ def test_a_schedule_is_one_function_and_one_yaml_file(folder):
 def test_a_schedule_of_two_stages_per_rank_that_divides_its_backward(folder):
     (folder / "other.py").write_text(readme_block("python", "v_gpipe"))
     (folder / "schedule" / "other.yaml").write_text("name: other\nbuilder: other.v_gpipe\n")
-    ran("-cd", ".", "schedule=other", *SMALL, "chunks=3", folder=folder)
+    ran("-cd", ".", "schedule=other", *SMALL, "chunks=3", "comms=threads", folder=folder)
     [attempt] = (folder / "outputs" / "runs").glob("other-m3-k2-*/attempt-1")
     assert read(attempt / "summary.json")["in_flight_peak"] == [3, 3]
     assert "3I0" in (attempt / "schedule.txt").read_text()
@@ -62,8 +62,7 @@ def test_it_is_priced_and_its_keys_are_typed(folder):
     done = ran("-cd", ".", "schedule=mine", "output=json", folder=folder, program="microp.simulate")
     assert '"in_flight_peak": [2, 2]' in done.stdout
     wrong = microp("-cd", ".", "schedule=mine", "schedule.group=two", folder=folder)
-    assert wrong.returncode == 2
-    assert "schedule.group: " in wrong.stderr
+    assert (wrong.returncode, "schedule.group: " in wrong.stderr) == (2, True)
 
 
 def test_a_model_is_one_function_and_one_yaml_file(folder):
@@ -84,23 +83,17 @@ def test_a_model_brings_its_data_and_goes_on_where_it_was(folder):
     (folder / "images.py").write_text(readme_block("python", "Stripes"))
     (folder / "model" / "images.yaml").write_text(readme_block("yaml", "images.convolutions"))
     words = ("-cd", ".", "model=images", "batch_size=12", "chunks=2", "replicas=2", "ranks=1", "warmup_steps=0")
+    words = (*words, "comms=threads", "tracking=disabled")
     losses, attempt = {}, None
     for steps, more in ((6, ()), (3, ("snapshot.every=3",)), (6, ("snapshot.path={}", "seed=0"))):
         runs = folder / "outputs" / f"{steps}{len(more)}"
         given = [word.format(attempt) for word in more]  # the one before
-        ran(*words, f"steps={steps}", *given, f"output_dir={runs}", "tracking=disabled", folder=folder)
+        ran(*words, f"steps={steps}", *given, f"output_dir={runs}", folder=folder)
         [attempt] = runs.glob("runs/*/attempt-1")
         rows = Run(attempt).steps
         losses[steps, len(more)] = dict(rows[rows.loss.notna() & (rows.phase == "measured")].groupby("step").loss.sum())
     assert list(losses[6, 2]) == [3, 4, 5]
     assert losses[3, 1] | losses[6, 2] == losses[6, 0]
-
-
-def test_a_wrong_model_is_one_line(folder):
-    done = microp("-cd", ".", "model=words", "model.width=30", folder=folder)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: model.builder=words.transformer failed for its keys: AssertionError: embed")
-    assert done.stderr.count("\n") == 1
 
 
 def test_the_schedules_it_lists_are_the_options():

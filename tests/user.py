@@ -68,6 +68,9 @@ def _as_typed(program: str, arguments: Sequence[str], folder: Path, environment:
         if not any(word.startswith(sets_mode) for word in arguments):
             patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         patch.setattr(ConfigLoaderImpl, "load_configuration", load_once)
+        patch.setattr(
+            Hydra, "format_config_groups", lambda *_, **__: ""
+        )  # on no page of ours, and most of --help's time
         importlib.invalidate_caches()
         try:
             yield

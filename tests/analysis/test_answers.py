@@ -12,13 +12,10 @@ from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
 from analysis.command import section
 from analysis.words import versus
 from microp.records import LAUNCH
-from microp.results import unscaled
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import simulate
 from microp.trace import KINDS, makespan
-from tests.boxes import faults
 from tests.made_cases import CASES
-from tests.made_sweeps import made, schedule_runs
 from tests.made_up import Made, by_stem, run
 
 STEADY = (1.0, 1.02, 0.98)  # how long the steps of three launches are, relative to the model
@@ -150,58 +147,28 @@ def test_a_sweep_names_the_fastest_point_and_compares_it(tmp_path):
 def test_points_whose_launches_or_steps_do_not_tell_them_apart_share_the_first_place(tmp_path):
     """Of one launch by its steps: those of 3, 8 and 2 lie within 1 % of each other, but not those of 9."""
     rows = own(tmp_path, (1.0,))
-    times = dict.fromkeys(("p10", "median", "p90"))
     more = pd.concat([rows, rows.assign(chunks=rows["chunks"] + 1)])
-    for (end, _), factor in zip(times.items(), (0.995, 1.0, 1.005), strict=True):
+    for end, factor in {"p10": 0.995, "median": 1.0, "p90": 1.005}.items():
         more[f"step_ms.{end}"] = more["chunks"].map({2: 100.2, 3: 100.0, 8: 100.1, 9: 150.0}) * factor
     said = sweep.answer(more, ["chunks"])
     assert said.startswith("Least time of 4 points: 3 with 100 ms per step, with a bubble of ")
     assert ", not told apart from 8 and 2; slowest: 9 with 150 ms per step." in said
-    rows = pd.DataFrame(schedule_runs(tmp_path, ("gpipe", "naive", "zb_h1"), (8,), ("never",), ("emulated",), 4, (0,)))
-    for end, factor in zip(times, (0.995, 1.0, 1.005), strict=True):
-        rows[f"step_ms.{end}"] = rows["schedule"].map({"gpipe": 99.8, "naive": 100.0, "zb_h1": 99.9}) * factor
-    found = section("schedules", Made(rows))
-    assert ", not told apart from zb_h1 and naive; slowest: naive with 100 ms per step." in found.answer
-    assert "compromises" not in found.answer
-    assert by_stem(found.exhibits)["schedules-pareto"].table.set_index("schedule")["front"].to_dict() == {
-        "gpipe": False,
-        "naive": True,
-        "zb_h1": False,
-    }
-
-
-def test_between_names_there_is_no_line_and_groups_are_in_the_order_of_their_values(tmp_path):
-    named = [*schedule_runs(tmp_path, ("gpipe", "1f1b"), (8,), ("never",), ("emulated",), 4, (0,))]
-    lines = [line for axis in sweep.exhibit(pd.DataFrame(named), "s", "t").figure.axes for line in axis.get_lines()]
-    assert {line.get_linestyle() for line in lines if line.get_marker() == "o"} == {"None"}
-    rows = pd.DataFrame([{**row, "lr": rate, "activation_mib": 1.0} for rate in (0.2, 0.1) for row in named])
-    said = sweep.answer(rows, ["schedule", "lr"])
-    assert said.index("0.1: ") < said.index("0.2: ")
-
-
-P10, P90 = "step_ms.p10", "step_ms.p90"
 
 
 def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     rows = own(tmp_path, (1.0,), disturbed=True)
-    said = sweep.answer(rows, ["chunks"])
-    assert said.startswith("The times of 2 points are too noisy to rank (disturbed: 2 of 2): 135 to 180 ms per step. ")
-    assert said.endswith(ONE)
-    said = sweep.answer(rows.assign(disturbed=rows["chunks"] == 8), ["chunks"])
-    assert said.startswith("The times of 2 points are too noisy to rank (disturbed: 1 of 2): 135 to 180 ms per step. ")
-    threefold = rows.assign(
-        **{end: rows[end] * (1 + 2 * (rows["chunks"] == 2)) for end in ("step_ms.median", P10, P90)}
-    )
-    said = sweep.answer(threefold, ["chunks"])
-    assert said.startswith("Fastest of 2 points (disturbed: 2 of 2): 8 with 135 ms per step (disturbed), with ")
-    assert "; slowest: 2 with 540 ms per step (disturbed). " in said
     more = pd.concat([rows, rows.assign(chunks=rows["chunks"] + 1)])  # 2, 8, 3 and 9
-    said = sweep.answer(more.assign(disturbed=more["chunks"] != 3), ["chunks"])
-    assert said.startswith("The times of 4 points are too noisy to rank (disturbed: 3 of 4): 135 to 180 ms per step. ")
-    said = sweep.answer(more.assign(disturbed=more["chunks"].isin((8, 9))), ["chunks"])
-    assert said.startswith("Least time of 2 points, without 2 disturbed: 2 with 180 ms per step, ")
-    said = sweep.answer(rows[rows["chunks"] == 8], ["chunks"])
-    assert said.startswith("135 ms per step (disturbed), with a bubble of ")
+    times = [f"step_ms.{end}" for end in ("median", "p10", "p90")]
+    threefold = rows.assign(**{time: rows[time] * (1 + 2 * (rows["chunks"] == 2)) for time in times})
+    for points, said in (
+        (rows, "The times of 2 points are too noisy to rank (disturbed: 2 of 2): 135 to 180 ms per step. "),
+        (rows.assign(disturbed=rows["chunks"] == 8), "The times of 2 points are too noisy to rank (disturbed: 1 of 2)"),
+        (threefold, "Fastest of 2 points (disturbed: 2 of 2): 8 with 135 ms per step (disturbed), with "),
+        (more.assign(disturbed=more["chunks"] != 3), "The times of 4 points are too noisy to rank (disturbed: 3 of 4)"),
+        (more.assign(disturbed=more["chunks"].isin((8, 9))), "Least time of 2 points, without 2 disturbed: 2 with 180"),
+        (rows[rows["chunks"] == 8], "135 ms per step (disturbed), with a bubble of "),
+    ):
+        assert sweep.answer(points, ["chunks"]).startswith(said)
     said = sweep.answer(own(tmp_path, (0.9, 1.0, 1.1)), ["chunks"])
     assert "(spread too wide: 2 of 2): 8 with 135 ms per step [122, 148] (its spread is too wide), with" in said
     rows = own(tmp_path, (0.99, 1.0, 1.01), disturbed=True)
@@ -211,15 +178,11 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
 
 
 def test_captions_and_answers_mark_figures_of_disturbed_runs(tmp_path):
-    found = {}
-    for name in ("hop_latency", "checkpoint_overhead"):
-        rows = [{**row, "disturbed": True} for row in CASES[name].few(tmp_path)]
-        found |= {each.stem: each.caption for each in section(name, Made(rows)).exhibits}
+    rows = [{**row, "disturbed": True} for row in CASES["hop_latency"].few(tmp_path)]
+    caption = by_stem(section("hop_latency", Made(rows)).exhibits)["hop-latency-slopes"].caption
     times = "0.00 ms [0.00, 0.00] (disturbed) under gpipe and 2.00 ms [2.00, 2.00] (disturbed) under 1f1b"
-    assert f"At c = 2 ms: {times}. Markers: " in found["hop-latency-slopes"]
-    assert re.search(r"(\d+) of \1 runs were disturbed\.", found["hop-latency-slopes"])
-    cost = r"always has 1\.25 of the step time and 0\.30 of the activations \(disturbed: (\d+) of \1\);"
-    assert re.search(cost, found["checkpoint-overhead-pareto"])
+    assert f"At c = 2 ms: {times}. Markers: " in caption
+    assert re.search(r"(\d+) of \1 runs were disturbed\.", caption)
     section_of_all = section("prediction", Made(predicted_runs(tmp_path, disturbed=True)))
     for said in (section_of_all.answer, *(each.caption for each in section_of_all.exhibits)):
         assert re.search(r"mulated, 2 (runs|configurations) \(disturbed: 2 of 2\): median error", said)
@@ -232,11 +195,6 @@ def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):
     said = sweep.answer(rows, ["chunks"])
     assert f"Fastest of 2 points: 2 with {180 / 64:.2f} ms per row of the batch" in said
     assert f"slowest: 8 with {135 / 16:.2f} ms per row" in said
-    batches = [
-        made(tmp_path, "gpipe", chunks, **{"batch_size": size, "config.batch_size": size})
-        for size, chunks in product((16, 32), (4, 8))
-    ]  # the exhibit names the values of a key, and counts with them too
-    assert "batch_size=16, chunks=8" in sweep.exhibit(Made(batches).runs(), "own", "Own").answer
 
 
 def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_path):
@@ -244,21 +202,13 @@ def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_
     rows["config.device.per"] = [[] for _ in rows.index]
     said = sweep.answer(rows, ["chunks"])
     assert said.startswith("The nominal times are per microbatch, whatever its rows, so more chunks")
-    drawn = sweep.exhibit(rows.assign(**{"bubble.closed_form": 0.1}), "s", "S").figure
-    title = drawn.legends[0].get_title().get_text()
-    assert title == "Emulated runs: the nominal times are per microbatch, whatever its rows"
     assert "astest" not in said
     assert "2 with 180 ms per step, a bubble of " in said
-    assert "8 with 135 ms per step, a bubble of " in said
     sizes = rows.assign(**dict.fromkeys(("batch_size", "config.batch_size"), 8 * rows["chunks"]), chunks=4)
     said = sweep.answer(sizes.assign(**{"config.chunks": 4}), ["batch_size"])
     assert "take longer, and more rows do not: compare points of equal chunks and batch_size, or" in said
     assert "16 with 180 ms per step, a bubble of " in said
     assert "per row of" not in said
-    point = {"device.name": "emulated", "device.per": [], "batch_size": 8, "replicas": 1, "chunks": 2, "ranks": 2}
-    both = unscaled([point, {**point, "chunks": 4, "ranks": 4}])
-    assert "per stage, whatever its layers, and per microbatch, whatever its rows, so more" in both
-    assert "equal stages, chunks and batch_size, or set device.per=[layer,row], with" in both
     rows["config.device.per"] = [["row"] for _ in rows.index]
     assert sweep.answer(rows, ["chunks"]).startswith("Fastest of 2 points: 8")
 
@@ -276,24 +226,3 @@ def test_without_runs_there_is_no_answer_and_with_too_few_it_says_what_is_missin
         needs, store.schedules = said.partition(" yet: ")[2].partition(". `")[0], ["gpipe", "mine"]
         few = f"--schedule=gpipe,mine leaves too few runs to answer the question: {needs}."
         assert section(name, store).answer == few
-
-
-def test_a_sweep_over_engines_says_how_they_compare_in_turn(tmp_path):
-    """A run that compares engines counts with microp's step, and torch's and the limit's times are in the table."""
-    rows = []
-    for engine, chunks in product(("microp", "compare"), (4, 8)):
-        ratios = {"microp/limit": 1.02, "torch/limit": 1.5 * 1.02, "torch/microp": 1.5}
-        compared = {f"engines.ratio.{name}": value for name, value in ratios.items()}
-        times = {f"engines.pipeline_ms.{name}.median": value for name, value in (("limit", 50.0), ("torch", 76.5))}
-        more = {**compared, **times} if engine == "compare" else {}
-        rows.append(made(tmp_path, "gpipe", chunks, **{"config.engine.name": engine, LAUNCH: 0}, **more))
-    exhibit = sweep.exhibit(Made(rows).runs(), "own", "Own")
-    assert "compare (microp's step)" in exhibit.answer
-    assert (
-        "Step times of engines that take turns, as ratios, medians over points with their ranges: microp over the "
-        "limit 1.02, torch over the limit 1.53 and torch over microp 1.50." in exhibit.answer
-    )
-    assert exhibit.table["engines.ratio.torch/microp"].dropna().tolist() == [1.5, 1.5]
-    assert exhibit.table["engines.pipeline_ms.torch.median"].dropna().tolist() == [76.5, 76.5]
-    assert any("torch over microp" in " ".join(axis.get_ylabel().split()) for axis in exhibit.figure.axes)
-    assert faults(exhibit.figure) == []

@@ -1,6 +1,5 @@
 """The report, made from what a small real sweep left on disk."""
 
-import base64
 import html
 import json
 import os
@@ -18,9 +17,7 @@ from stored import amend, store_run
 from user import ran, start
 
 from analysis import __main__ as report
-from analysis import m_sensitivity, prediction, rank_time, sweep, timeline
-from analysis.command import section
-from analysis.exhibit import provenance
+from analysis import m_sensitivity, sweep, timeline
 from analysis.page import escaped
 from microp.records import write_json
 from microp.results import Store
@@ -79,25 +76,15 @@ def test_the_page_fetches_nothing_and_links_lead_to_headings_or_to_files_beside_
     page = re.sub(r"base64,[A-Za-z0-9+/=]+", "", made[1])
     assert re.findall(r"""src\s*=\s*["'](?!data:)""", page) == []
     assert re.findall(r"<link|@import|url\(|fetch\(|XMLHttpRequest|https?://", page) == []
-    assert "prefers-color-scheme: dark" in page
-    assert 'name="viewport"' in page
     elements = Elements(made[1])
     ids = {attributes["id"] for _, attributes in elements.found if "id" in attributes}
     places = elements.values("a", "href")
     assert {place[1:] for place in places if place.startswith("#")} <= ids
-    files = [place for place in places if not place.startswith("#")]
-    assert len(files) >= 5 * 3
-    assert all((outputs / "report" / file).is_file() for file in files)
-
-
-def test_every_figure_of_the_page_has_a_caption_files_and_numbers(made):
-    figures = re.findall(r'<figure id="([^"]+)"', made[1])
+    assert all((outputs / "report" / place).is_file() for place in places if not place.startswith("#"))
+    figures = elements.values("figure", "id")
     assert len(figures) >= 5
-    for stem in figures:
-        assert all(f'href="{stem}.{ending}"' in made[1] for ending in ("svg", "png", "csv"))
+    assert {f"{stem}.{ending}" for stem in figures for ending in ("svg", "png", "csv")} <= {*places}
     assert made[1].count("<figcaption>") == made[1].count("<summary>The numbers") == len(figures)
-    pictures = re.findall(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)", made[1])
-    assert all(b"<svg" in base64.b64decode(picture) for picture in pictures)
 
 
 def test_the_page_begins_with_what_there_is(outputs, made):
@@ -109,8 +96,6 @@ def test_the_page_begins_with_what_there_is(outputs, made):
     overview = re.search(r"</h1>\n<p>(.*)</p>", page)[1]
     assert overview.startswith("8 finished runs of 4 configurations, started ")
     assert f"{os.cpu_count()} core" in overview
-    own = re.search(r"(Fastest|[Ll]east time|times) of \d points", page).start()
-    assert page.index('id="own-sweeps"') < own < page.index('id="timelines-title"')
     assert "from M = 2 to 4 the bubble of gpipe goes from" in page
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert headings[:2] == ["Your own sweeps, newest first", escaped(str(m_sensitivity.__doc__).splitlines()[0])]
@@ -119,13 +104,11 @@ def test_the_page_begins_with_what_there_is(outputs, made):
 
 def test_what_was_not_run_is_one_list_of_commands(outputs, made):
     done, page = made
-    text = (outputs / "report" / "report.md").read_text()
+    text = (outputs / "report" / "report.md").read_text().partition("## Not run yet")[2]
     commands = html.unescape(page[page.index('<details class="last" id="not-run">') :])
-    hybrid, whole = "hybrid_quick  # 12 points, 1 minute on two cores", "hybrid  # 72 points, 5 minutes on two cores"
-    for name in (hybrid, whole, "warmup_latency  # 24 ", "m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'\n"):
-        assert f"python -m microp.run -cn {name}" in text.partition("## Not run yet")[2]
-        assert f"python -m microp.run -cn {name}".strip() in commands
-    assert '<h2 id="hybrid">' not in page
+    for name in ("hybrid_quick  # 12 points, 1 minute", "hybrid  # 72 ", "m_sensitivity hydra.mode=RUN chunks=8 'a=[1"):
+        assert f"python -m microp.run -cn {name}" in text
+        assert f"python -m microp.run -cn {name}" in commands
     assert re.search(r"sweeps not started, \d+ \(.*\):\n  python -m microp.run -cn ", done.stdout)
     assert "points not run yet, 1 (" in done.stdout
 
@@ -201,19 +184,16 @@ def test_names_that_users_made_are_escaped(odd):
 
 
 def test_the_same_rows_give_the_same_bytes_and_captions_say_where_they_come_from(outputs, made, capsys):
-    before = {path.name: path.read_bytes() for path in (outputs / "report").iterdir()}
+    assert "From 8 runs of 4 configurations, 2 launches each; 3 measured steps per launch; launches" in made[1]
+    assert f"Commit {Store(outputs).runs()['env.commit'][0]}" in made[1]
+    files = [path for path in (outputs / "report").iterdir() if path.suffix in (".svg", ".csv", ".md", ".html")]
+    before = [path.read_bytes() for path in files]
     assert report.main([str(outputs)]) == 0
-    same = {name for name, text in before.items() if (outputs / "report" / name).read_bytes() == text}
-    assert {name for name in before if name.endswith((".svg", ".csv", ".md", ".html"))} <= same
+    assert [path.read_bytes() for path in files] == before
     capsys.readouterr()
-    runs = Store(outputs).runs()
-    text = provenance(runs)
-    assert text.startswith("From 8 runs of 4 configurations, 2 launches each; 3 measured steps per launch; launches")
-    assert f"Commit {runs['env.commit'][0]}" in text
-    assert f"{os.cpu_count()} core" in text
 
 
-@pytest.mark.parametrize("module", [report, m_sensitivity, prediction, rank_time, sweep, timeline])
+@pytest.mark.parametrize("module", [report, m_sensitivity, sweep, timeline])
 def test_a_folder_without_runs_or_that_does_not_exist_is_one_sentence(module, tmp_path, monkeypatch, capsys):
     """As it runs with `python -m`, in this process."""
     none = tmp_path / "none"
@@ -231,16 +211,14 @@ def test_schedules_that_no_run_has_or_that_are_too_few_are_named(outputs, tmp_pa
     """Beside them lies a run without a result, which has no schedule."""
     copy = Path(shutil.copytree(outputs, tmp_path / "outputs", ignore=shutil.ignore_patterns("report")))
     store_run(copy, "schedule=zb_h1", status="running")
-    few, runs = f"--report={tmp_path / 'few'}", str(copy / "runs")
-    for module, words in ((report, [copy]), (m_sensitivity, [copy]), (sweep, [copy / "sweeps"]), (sweep, [runs, few])):
-        monkeypatch.setattr(sys, "argv", ["analysis", *map(str, words), "--schedule=nosuch,zb_h1"])
-        with pytest.raises(SystemExit) as stop:
+    for module, place in ((report, copy), (m_sensitivity, copy), (sweep, copy / "sweeps"), (sweep, copy / "runs")):
+        monkeypatch.setattr(sys, "argv", ["analysis", str(place), "--schedule=nosuch,zb_h1"])
+        with pytest.raises(SystemExit, match="2"):
             runpy.run_path(str(module.__file__), run_name="__main__")
-        assert stop.value.code == 2
-        said = f"error: {words[0]} holds no finished run of schedule=nosuch,zb_h1: there are 1f1b, gpipe\n"
+        said = f"error: {place} holds no finished run of schedule=nosuch,zb_h1: there are 1f1b, gpipe\n"
         assert capsys.readouterr().err.endswith(said)
-    assert sweep.main([runs, few, "--schedule=gpipe"]) == 0
-    assert pd.read_csv(tmp_path / "few" / "sweep-runs.csv")["chunks"].tolist() == [2, 4]
+    assert sweep.main([str(copy / "runs"), f"--report={tmp_path}", "--schedule=gpipe"]) == 0
+    assert pd.read_csv(tmp_path / "sweep-runs.csv")["chunks"].tolist() == [2, 4]
     capsys.readouterr()
 
 
@@ -253,7 +231,7 @@ def test_one_experiment_alone(outputs, made, tmp_path):
     assert "hydra.mode=RUN chunks=8" in done.stdout
 
 
-def test_a_sweep_or_a_folder_of_runs_is_drawn_over_what_varies(outputs, tmp_path, capsys):
+def test_a_sweep_a_folder_of_runs_or_a_run_by_its_id_is_drawn(outputs, tmp_path, monkeypatch, capsys):
     assert sweep.main([str(outputs / "sweeps"), "--report", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "sweep-2026-01-02_config.csv")
     names = [f"{name} {chunks}" for name, chunks in zip(table["schedule.name"], table["chunks"], strict=True)]
@@ -261,25 +239,8 @@ def test_a_sweep_or_a_folder_of_runs_is_drawn_over_what_varies(outputs, tmp_path
     assert (table["launches"] == 1).all()
     assert sweep.main([str(outputs / "runs"), "--report", str(tmp_path)]) == 0
     assert (pd.read_csv(tmp_path / "sweep-runs.csv")["launches"] == 2).all()
-    capsys.readouterr()
-
-
-def test_a_run_is_found_by_its_id(outputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(timeline, "OUTPUTS", outputs)
     [run, *_] = sorted(path.name for path in (outputs / "runs").iterdir())
+    capsys.readouterr()
     assert timeline.main([run, "--report", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith(f"{run}, attempt-1: last measured step")
-
-
-def test_the_answer_has_one_process_beside_the_pipelines(outputs, tmp_path):
-    """A run with one rank and one microbatch lies beside the others; the verdict depends on the machine."""
-    here = Path(shutil.copytree(outputs, tmp_path / "outputs"))
-    assert "one process" not in section("m_sensitivity", Store(here)).answer.lower()
-    attempt = sorted((here / "runs").glob("gpipe-*/attempt-1"))[0]
-    alone = Path(shutil.copytree(attempt, here / "runs" / "gpipe-m1-k1-0" / "attempt-1"))
-    config = (alone / "config.yaml").read_text()
-    (alone / "config.yaml").write_text(re.sub(r"^(chunks|ranks): \d+$", r"\1: 1", config, flags=re.MULTILINE))
-    summary = json.loads((alone / "summary.json").read_text()) | {"ranks": 1, "chunks": 1, "run_id": alone.parent.name}
-    write_json(alone / "summary.json", summary)
-    said = section("m_sensitivity", Store(here)).answer
-    assert re.search(r"One process takes .* on 2 ranks.*takes .*(times as fast|faster)", said)

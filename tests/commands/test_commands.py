@@ -21,17 +21,13 @@ def test_several_runs_on_one_time_axis(tmp_path, monkeypatch, capsys):
     assert timeline.main([*(str(run.folder.parent) for run in runs), "--report", str(tmp_path / "report")]) == 0
     text = capsys.readouterr().out
     gpipe = f"gpipe-m2-k2 (disturbed, median step {runs[0].summary['step_ms']['median']:.4g} ms)"
-    names = [gpipe, "1f1b-m2-k2"]
-    assert [line for line in text.splitlines() if line in names] == names
     head = " ".join(text.split())
     assert re.search(re.escape(gpipe) + r" [\d.]+ ms, bubble 0\.\d+ · 1f1b-m2-k2 [\d.]+ ms \([+-]", head)
-    assert len(re.findall(r"^rank \d \|", text, re.MULTILINE)) == 4
-    assert len(re.findall(r"^ +└0", text, re.MULTILINE)) == 1
+    assert [len(re.findall(row, text, re.MULTILINE)) for row in (r"^rank \d \|", "^ +└0")] == [4, 1]
     assert f"{gpipe}:\nms      compute" in text
-    assert len(list((tmp_path / "report").glob("timelines-*"))) == 4
-    [trace] = (tmp_path / "report").glob("*.trace.json")
+    [trace] = (tmp_path / "report").glob("timelines-*.trace.json")
     named = [event["args"]["name"] for event in read(trace)["traceEvents"] if event["name"] == "process_name"]
-    assert named == [f"{name}, ms" for name in names]
+    assert named == [f"{gpipe}, ms", "1f1b-m2-k2, ms"]
     nominal = [microp_package.measure(*words, device="emulated", chunks=chunks).folder for chunks in (2, 4)]
     assert timeline.main([*map(str, nominal), "--report", str(tmp_path / "report")]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -52,7 +48,7 @@ PRINTED = {  # a command -> its words
     "plan": [*TINY, *TIMES, *KNOBS, "ranks=2", "chunks=2,4", "replicas=1,2", "checkpointing=never,always"],
     "plan ": ["model=gpt", "model.vocabulary=300", "model.dim=32", "model.layers=2", "ranks=2", "chunks=2"],
     "order": [*TINY, *TIMES, "ranks=2", "chunks=3", "schedule=zb_h1", "device.full_ms=0.3", "search.seconds=0.1"],
-    "order ": [*COSTS, "ranks=18", "chunks=40", "batch_size=32", "schedule=zb_h1", "search.seconds=0.1"],
+    "order ": [*COSTS, "ranks=18", "chunks=3", "batch_size=2", "schedule=zb_h1", "search.seconds=0.1"],
     "simulate": [*TINY, "partition=balanced"],
     "run": [*TINY, "steps=1", "warmup_steps=0", "partition=balanced", "model.layers=5"],
 }

@@ -32,13 +32,9 @@ def write_trace(path, schedule, forward):
 def test_a_trace_becomes_a_run(folder):
     done = microp("spans.csv", "--replay", folder=folder, program=PROGRAM)
     assert (done.returncode, done.stderr) == (0, "")
-    for text in (
-        "2 ranks, 4 microbatches, 2 steps; the order is 1f1b",
-        "check: simulated with its own times, the step of middle length takes 154 ms, +0.0 % of the measured 154",
-        "rank 1 |",
-        "one clock",
-    ):
-        assert text in done.stdout
+    assert "2 ranks, 4 microbatches, 2 steps; the order is 1f1b" in done.stdout
+    said = "check: simulated with its own times, the step of middle length takes 154 ms, +0.0 % of the measured 154"
+    assert said in done.stdout
     [row] = load_runs(folder / "outputs").to_dict("records")
     assert (row["schedule"], row["engine"], row["status"]) == ("1f1b", "foreign", "finished")
     run = Run(folder / "outputs" / "runs" / row["run_id"])
@@ -97,13 +93,9 @@ def test_what_if_profile_and_csv(folder):
         (["spans.csv", "spans.csv"], "rank 0 is in spans.csv and in spans.csv"),
         (["spans.csv", "--layers", "4"], "--layers has 1 numbers for 2 stages"),
         (["spans.csv", "--layers", "4,x"], "argument --layers: x: give numbers from 1"),
-        (["spans.csv", "--rows", "0"], "argument --rows: 0: give numbers from 1"),
         (["spans.csv", "--what-if", "schedule=none"], "Could not find 'schedule/none'"),
         (["spans.csv", "--what-if", "chunks=0"], "chunks=0"),
-        (
-            ["spans.csv", "--what-if", "model.layers=12"],
-            "--what-if model.layers=12: it takes schedule, chunks, ranks and",
-        ),
+        (["spans.csv", "--what-if", "model.layers=12"], "--what-if model.layers=12: it takes schedule, chunks, ranks"),
         (["twice.csv"], "twice.csv, rank 0: 0F0 begins before 0F0 has ended"),
         (["spans.csv", "--what-if", "partition=sizes", "partition.sizes=[8,9]"], "partition.sizes=[8, 9]"),
         (["spans.csv", "--what-if", "schedule=interleaved", "chunks=8", "ranks=64"], "16 layers are too few for 128"),

@@ -1,5 +1,6 @@
 """The Python interface as a notebook or a script uses it: `microp.measure`, `microp.price`, `microp.load_runs`."""
 
+import re
 import shutil
 import sys
 from itertools import pairwise, product
@@ -16,13 +17,10 @@ from microp.records import write_json
 from microp.results import Store
 from microp.schedule import Op
 
-SCRIPT = """
-from pathlib import Path
-with Path("counter").open("a") as counter:
-    counter.write("once ")
+SCRIPT = f"""
+open("counter", "a").write("once ")
 import microp
-small = {small}
-print(microp.measure("schedule=1f1b", "chunks=2", *small).summary["chunks"])
+print(microp.measure("schedule=1f1b", "chunks=2", *{[*SMALL, "tracking=disabled"]}).summary["chunks"])
 print(microp.load_runs("outputs")["status"].tolist())
 """
 
@@ -70,12 +68,11 @@ def test_a_recorded_run_is_opened_by_its_folder_or_its_newest_attempt_and_what_i
     assert microp.Run(measured[0].folder.parent).folder == measured[0].folder
     broken = shutil.copytree(measured[0].folder, tmp_path / "run" / "attempt-1")
     (broken / "summary.json").write_text("{")
-    refused = [
+    for function, folder, message in (
         (microp.Run, tmp_path, "is no run: give outputs/runs/<run>, or one of its attempts"),
         (microp.Run, broken, "/summary.json cannot be read"),
         (microp.load_runs, tmp_path / "nothing", "is not a folder: give outputs, or the output_dir of the runs"),
-    ]
-    for function, folder, message in refused:
+    ):
         with pytest.raises(microp.ConfigError, match=f"{folder} ?{message}"):
             function(folder)
     (broken / "summary.json").unlink()
@@ -84,21 +81,16 @@ def test_a_recorded_run_is_opened_by_its_folder_or_its_newest_attempt_and_what_i
         microp.Run(broken)
 
 
-def test_a_disturbed_run_says_so_wherever_it_is_shown(measured, monkeypatch, tmp_path):
+def test_a_run_and_a_price_are_drawn_in_a_notebook_and_a_disturbed_run_says_so(measured, monkeypatch, tmp_path):
     run = microp.Run(measured[1].folder)
     monkeypatch.setitem(run.summary, "shared_gpu", True)
     assert repr(run).endswith(", disturbed>")
-    assert ", disturbed&gt;" in run._repr_html_()
-    assert run.draw(tmp_path / "step").endswith(f"\ndisturbed: {run.disturbed_by}")
-    assert "measured (disturbed): " in (tmp_path / "step.svg").read_text()
-
-
-def test_a_run_and_a_price_are_drawn_in_a_notebook(measured):
-    for shown in (measured[1], microp.price("chunks=2", "model.dim=64")):
+    for shown in (run, microp.price("chunks=2", "model.dim=64")):
         text, drawing = shown._repr_html_().split("<br>")
         assert text == repr(shown).replace("<", "&lt;").replace(">", "&gt;")
-        assert drawing.startswith("<svg")
-        assert drawing.rstrip().endswith("</svg>")
+        assert (drawing[:4], drawing.rstrip()[-6:]) == ("<svg", "</svg>")
+    assert run.draw(tmp_path / "step").endswith(f"\ndisturbed: {run.disturbed_by}")
+    assert "measured (disturbed): " in (tmp_path / "step.svg").read_text()
 
 
 def test_keys_are_the_words_of_the_command_line():
@@ -110,7 +102,7 @@ def test_keys_are_the_words_of_the_command_line():
 
 
 def test_a_sweep_is_a_frame_of_its_points_in_order_and_a_folder_that_the_report_draws(tmp_path, capsys):
-    """A finished run is taken, unless `again`; a failed one costs its row alone; integers stay integers."""
+    """A finished run is taken, unless `again`."""
     outputs = str(tmp_path / "outputs")
     keys = {"tracking": "disabled", "comms": "threads", "output_dir": outputs}
     points = {"schedule": ["1f1b", "gpipe"], "chunks": [4, 2]}
@@ -137,34 +129,21 @@ def test_a_sweep_is_a_frame_of_its_points_in_order_and_a_folder_that_the_report_
     assert nominal["step_ms.median"].notna().all()
     assert nominal["samples_per_s"].isna().all()  # also of each alone
     assert microp.Run(nominal["folder"][0]).summary["samples_per_s"] is None
-    other = Path(shutil.copytree(runs["folder"][0], tmp_path / "outputs" / "runs" / "other" / "attempt-1"))
-    write_json(other / "status.json", {"status": "failed", "message": "m", "started": 1.0})
-    (other / "summary.json").unlink()
     every = microp.load_runs(outputs)
-    assert every["status"].tolist().count("failed") == 1
-    assert str(every["step_ms.n"].dtype) == "Int64"
+    assert len(every) == 6  # a run that was measured again is one row
     assert {"nominal", "nominal.step", "loss", "loss.last"} & {*every} == {"nominal.step", "loss.last"}
-
-
-def test_a_run_that_is_measured_again_runs_again_and_is_one_row(measured, outputs):
-    again = microp.measure("chunks=2", "schedule=1f1b", *SMALL[::-1], "tracking=disabled", f"output_dir={outputs}")
-    assert again.folder.name == "attempt-2"
-    assert microp.load_runs(str(outputs))["chunks"].tolist() == [2, 4]
 
 
 def test_a_wrong_configuration_or_sweep_has_all_its_problems_before_anything_starts(tmp_path):
     outputs = tmp_path / "outputs"
     with pytest.raises(microp.ConfigError) as refused:
         microp.measure("ranks=20", "steps=0", "schedule.drain=x", f"output_dir={outputs}")
-    problems = refused.value.problems
     for beginning in ("ranks=20 is more than", "steps=0 is below 1", "schedule.drain"):
-        assert sum(problem.startswith(beginning) for problem in problems) == 1
-    assert str(refused.value) == "\n".join(problems)
-    assert isinstance(refused.value, ValueError)
-    with pytest.raises(microp.ConfigError) as refused:
+        assert sum(problem.startswith(beginning) for problem in refused.value.problems) == 1
+    assert str(refused.value) == "\n".join(refused.value.problems)
+    with pytest.raises(ValueError, match=r"did you mean gpipe\?") as refused:
         microp.sweep(schedule=["gpipe", "gpip"], chunks=[0, 4], output_dir=str(outputs))
-    for text in ("chunks=0 is below 1", "did you mean gpipe?"):
-        assert any(text in problem for problem in refused.value.problems)
+    assert "chunks=0 is below 1" in str(refused.value)
     assert not outputs.exists()
 
 
@@ -203,10 +182,7 @@ def test_a_rank_that_fails_is_a_run_error_with_its_message(monkeypatch, tmp_path
     with pytest.raises(microp.RunError, match="the layer is broken") as failed:
         microp.measure(*words)
     [attempt] = tmp_path.glob("runs/*/attempt-1")
-    assert "rank 1" in str(failed.value)
-    assert "step 1" in str(failed.value)
-    assert str(failed.value).endswith(f"(see {attempt})")
-    assert isinstance(failed.value, RuntimeError)
+    assert re.search(rf"rank 1\b.*step 1\b.*\(see {attempt}\)$", str(failed.value))
     assert microp.load_runs(tmp_path)["status"].tolist() == ["failed"]
 
 
@@ -219,35 +195,20 @@ def test_a_process_that_fails_is_a_run_error_and_the_next_run_works(tmp_path, mo
     assert microp.measure(*words).summary["status"] == "finished"
 
 
-def test_a_script_needs_no_main_guard(whole, tmp_path):
-    """The ranks of `microp.measure` do not run the top level of the script that calls it; nor of `python -c`."""
-    script = SCRIPT.format(small=[*SMALL, "tracking=disabled"])
-    (tmp_path / "script.py").write_text(script)
-    ways = [["script.py"], ["-c", script]] if whole else [["script.py"]]
-    for command in ([sys.executable, *words] for words in ways):
-        done = start(command, tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == ["2", "['finished']"]
-        assert "Traceback" not in done.stderr
-    assert (tmp_path / "counter").read_text() == "once " * len(ways)
-
-
-def test_what_a_user_should_know_is_a_warning(tmp_path):
-    words = [*SMALL, "tracking=disabled", "comms=threads", f"output_dir={tmp_path}", "chunks=2"]
-    with pytest.warns(UserWarning, match="the other ranks need one each"):
-        microp.measure(*words, "partition=skewed", "partition.share=0.99")
+def test_a_script_needs_no_main_guard(tmp_path):
+    """The ranks of `microp.measure` do not run the top level of the script that calls it."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = start([sys.executable, "script.py"], tmp_path)
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["2", "['finished']"]), done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "counter").read_text() == "once "
 
 
 def test_a_price_is_simulated_and_drawn(tmp_path):
     """ZB-H1 on 4 ranks, with F = B = W = 1: 3 M + K - 1 = 27 for M = 8."""
     price = microp.price("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64")
-    assert isinstance(price, microp.Price)
     assert (price.makespan, price.bubble) == (27, pytest.approx(3 / 27))
-    assert price.figures["bubble"].keys() == {"gpipe", "megatron", "zero_bubble"}
-    assert price.figures["peak_memory_mib"]
-    assert len(price.spans) == 4 * 8 * 3
-    assert price.spans["end"].max() == 27
-    assert set(price.spans["op"]) == {*Op} - {Op.B}
+    assert (len(price.spans), price.spans["end"].max(), {*price.spans["op"]}) == (4 * 8 * 3, 27, {*Op} - {Op.B})
     assert repr(price) == "<price of zb_h1: makespan 27, bubble 0.1111>"
     lines = price.draw(tmp_path / "timeline").splitlines()
     assert [line.split("|")[0] for line in lines if "|" in line] == [f"rank {rank} " for rank in range(4)]
@@ -267,15 +228,10 @@ def test_a_folder_of_one_s_own_options(tmp_path, monkeypatch):
     own, same = microp.price("schedule=ours", folder="options"), microp.price("schedule=gpipe")
     assert own.makespan == same.makespan
     assert own.figures["closed_form"]["makespan"] is None  # though its function says `gpipe`
-    words = [*SMALL, "chunks=2", "tracking=disabled", "schedule=ours"]
+    words = [*SMALL, "chunks=2", "tracking=disabled", "comms=threads", "schedule=ours"]
     assert microp.measure(*words, folder=tmp_path / "options").summary["schedule"] == "ours"
     with pytest.raises(microp.ConfigError, match="schedule/ours"):
         microp.price("schedule=ours")
-
-
-def test_the_names_of_the_package_are_those_it_offers():
-    for name in microp.__all__:
-        assert getattr(microp, name) is not None
 
 
 def test_importing_microp_imports_nothing_else_and_pricing_no_torch_before_it_measures_memory(tmp_path):

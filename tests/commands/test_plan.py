@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from itertools import product
 
 import pytest
 from profiled import profile
@@ -25,16 +26,10 @@ def test_a_plan_says_what_to_run(tmp_path):
     done = ran(*words, folder=tmp_path, program="microp.plan")
     [path] = (tmp_path / "outputs" / "plans").glob("plan-k2-b8-*.json")
     found = read(path)
-    assert found["plans"]
     assert found["memory_gib"] == 1
     steps = [plan["step"] for plan in found["plans"]]
     assert steps == sorted(steps)
-    for plan in found["plans"]:
-        assert plan["chunks"] in (2, 4)
-    (old := path.with_suffix("") / "plan99.yaml").touch()
-    again = microp(*words, folder=tmp_path, program="microp.plan")
-    assert again.stdout == done.stdout
-    assert not old.exists()
+    assert {plan["chunks"] for plan in found["plans"]} <= {2, 4}
     told = f"run   microp -cd outputs/plans/{path.stem} -cn plan1\n"
     assert told in done.stdout
     assert re.findall(r"^plan\d+", done.stdout, re.M) == [f"plan{n}" for n in range(1, len(steps) + 1)]
@@ -102,22 +97,21 @@ def test_a_plan_has_no_order_that_its_sums_over_replicas_refuse():
 GPT = ["model=gpt", "model.layers=8", "model.dim=32", "model.context=16", "batch_size=16"]
 
 
-@pytest.mark.parametrize(("ranks", "policy"), [(2, "except_last"), (4, "never")])
-def test_of_every_order_time_and_memory_are_those_that_the_run_of_its_command_predicts(ranks, policy, whole):
-    """The partitions take turns without `--whole`."""
-    device = ["device=emulated", "device.forward_ms=1", "device.backward_ms=2", "device.pair_ms=2.5"]
-    words, searched = [*GPT, *(device if ranks == 4 else [])], ["schedule.stages_per_rank=1,2", "chunks=8"]
-    typed = search_words([*words, f"ranks={ranks}", *searched, f"checkpointing={policy}"])
-    plan, seen = make_plan(read_composed(compose_config(*typed, name="plan"))[0]), set()
-    partitions = ["uniform", "balanced"] if whole else ["uniform" if ranks == 4 else "balanced"]
+def test_of_every_order_time_and_memory_are_those_that_the_run_of_its_command_predicts(whole):
+    """Policies and partitions take turns over the orders; --whole has all."""
+    words = [*GPT, "ranks=4", "device=emulated", "device.forward_ms=1", "device.backward_ms=2", "device.pair_ms=2.5"]
+    searched = ["schedule.stages_per_rank=2", "chunks=8", "checkpointing=never,except_last"]
+    plan = make_plan(read_composed(compose_config(*search_words([*words, *searched]), name="plan"))[0])
+    kinds, seen = [*product(("never", "except_last"), ("uniform", "balanced"))], set()
+    asked = {(name, *kind) for turn, name in enumerate(ORDERS) for kind in (kinds if whole else [kinds[turn % 4]])}
     for choice in plan.space.choices():
-        if choice.partition not in partitions or (priced := plan.pricer.price(choice)) is None:
+        kind = choice.schedule, choice.checkpointing, choice.partition
+        if kind not in asked or (priced := plan.pricer.price(choice)) is None:
             continue
         sizes = f"partition.sizes=[{','.join(map(str, priced.sizes))}]"
-        config = read_config(compose_config(*words, f"ranks={ranks}", *choice.words(), "partition=sizes", sizes))
+        config = read_config(compose_config(*words, *choice.words(), "partition=sizes", sizes))
         run = predict(config, make_job(config))
         assert [peak / MIB for peak in priced.peaks] == run.peak_memory_mib
-        if run.step_ms is not None:
-            assert plan.pricer.forecast(priced).step == run.step_ms
-        seen.add((choice.schedule, choice.partition))
-    assert seen == {(name, partition) for name in ORDERS for partition in partitions}
+        assert plan.pricer.forecast(priced).step == run.step_ms
+        seen.add(kind)
+    assert seen == asked

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 
 import pytest
 from stored import store_run
@@ -34,32 +35,29 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def asked(folder, monkeypatch, capsys):
-    """A function that answers a command in that folder: exit code, standard output, standard error."""
+    """A function that answers a command in that folder, which ends with this code: standard output and error."""
     monkeypatch.chdir(folder)
 
-    def answer(*words: str) -> tuple[int, str, str]:
-        code = command.main(list(words))
-        return code, *capsys.readouterr()
+    def answer(*words: str, code: int = 0) -> tuple[str, str]:
+        assert command.main(list(words)) == code
+        return capsys.readouterr()
 
     return answer
 
 
-def test_as_typed(folder):
-    """In a process of its own, at three widths: results stay, and what has no room is named."""
-    for width in (80, 120, 200):
-        done = ran("-n", "4", folder=folder, program="microp.runs", COLUMNS=str(width))
-        assert max(map(len, done.stdout.splitlines())) <= width
-        table = done.stdout.partition("more: -n 0")[0]
-        left_out = done.stdout.partition("left out, no room: ")[2].partition("(whole in")[0]
-        assert all(name in left_out or name.split()[-1] in table for name in [*HEADINGS, "status", "schedule"])
-        assert not {"step ms", "bubble", "peak MiB", "disturbed", "run"} & {*" ".join(left_out.split()).split(", ")}
-        assert "18 more: -n 0 shows all" not in done.stdout
-        assert "17 more: -n 0 shows all" in done.stdout
+@pytest.mark.parametrize("width", [80, 200])
+def test_as_typed(folder, width):
+    """Results stay, and what has no room is named."""
+    done = ran("-n", "4", folder=folder, program="microp.runs", COLUMNS=str(width))
+    assert max(map(len, done.stdout.splitlines())) <= width
+    table = done.stdout.partition("17 more: -n 0 shows all")[0]
+    left_out = done.stdout.partition("left out, no room: ")[2].partition("(whole in")[0]
+    assert all(name in left_out or name.split()[-1] in table for name in [*HEADINGS, "status", "schedule"])
+    assert not {"step ms", "bubble", "peak MiB", "disturbed", "run"} & {*" ".join(left_out.split()).split(", ")}
 
 
 def test_the_newest_comes_first_with_what_differs(asked):
-    code, out, _ = asked("schedule=1f1b,gpipe", "chunks=4", "-n", "0")
-    assert code == 0
+    out, _ = asked("schedule=1f1b,gpipe", "chunks=4", "-n", "0")
     heading, *lines = out.splitlines()[1:8]
     assert heading.split()[:4] == ["when", "run", "step", "ms"]  # the id tells the schedule
     assert heading.split()[-1] == "repeat"  # behind the results
@@ -69,43 +67,35 @@ def test_the_newest_comes_first_with_what_differs(asked):
 
 
 def test_status_and_troubles_are_shown(asked):
-    out = asked("chunks=4,8", "status!=finished")[1]
-    assert "2 of 21 runs in outputs with chunks=4,8 status!=finished" in out
-    assert "1 running, 1 failed" in out
-    assert "failed: zb_h1-m4-k2-" in out
-    assert "rank 1 waited 30 s rank 1" in out
-    assert "whole messages: --columns=run,message --csv" in out
-    assert "running: zb_h2-m8-k2-" in out
-    assert "it was started under an older microp: whether it still runs cannot be told" in " ".join(out.split())
-    assert "left out: " in out
-    assert "config.yaml cannot be read" in " ".join(out.split())
-    disturbed, calm = asked("disturbed=true")[1], asked("disturbed=false")[1]
+    out = asked("chunks=4,8", "status!=finished")[0]
+    text = " ".join(out.split())
+    assert "2 of 21 runs in outputs with chunks=4,8 status!=finished" in text
+    assert "1 running, 1 failed" in text
+    assert re.search(r"failed: zb_h1-m4-k2-.*rank 1 waited 30 s rank 1", text)
+    assert re.search(r"running: zb_h2-m8-k2-.*it was started under an older microp: whether it still runs", text)
+    assert re.search(r"left out: .*config.yaml cannot be read", text)
+    disturbed, calm, others = (asked(f"disturbed{words}")[0] for words in ("=true", "=false", "!=true"))
     assert "spread 450 %" in disturbed
     assert int(disturbed.split()[0]) + int(calm.split()[0]) == 21
-    assert asked("disturbed!=true")[1].splitlines()[1:] == calm.splitlines()[1:]
-    assert "disturbed: why not to trust its times." in " ".join(disturbed.split())
+    assert others.splitlines()[1:] == calm.splitlines()[1:]
 
 
 def test_chosen_columns_and_their_list(asked):
-    code, out, _ = asked("chunks=16", "--columns=run,model.dim,schedule,bubble,config.repeat,commit", "-n", "1")
-    assert code == 0
+    out, _ = asked("chunks=16", "--columns=run,model.dim,schedule,bubble,config.repeat,commit", "-n", "1")
     assert out.splitlines()[1].split() == ["run", "model.dim", "schedule", "bubble", "config.repeat", "commit"]
     assert out.splitlines()[2].split()[1:] == ["256", "gpipe", "0.2", "2", "c0ffee"]
-    lines = dict(line.split(maxsplit=1) for line in asked("--columns=help")[1].splitlines())
+    lines = dict(line.split(maxsplit=1) for line in asked("--columns=help")[0].splitlines())
     assert (lines["model.dim"], lines["schedule"], lines["experiment"]) == ("256", "naive", "mine")
 
 
 def test_csv_is_whole_and_alone_on_standard_output(asked):
-    code, out, err = asked("--csv", "--columns=when,run,message,peak_memory_mib")
-    assert code == 0
+    out, err = asked("--csv", "--columns=when,run,message,peak_memory_mib")
     assert err.startswith("warning: left out, 1 attempt cannot be read: outputs/runs/naive-m8-k2-")
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert len(rows) == 21
-    assert asked("--csv", "-n", "2", "--columns=run")[1].splitlines() == ["run", rows[0]["run"], rows[1]["run"]]
-    assert list(rows[0]) == ["when", "run", "message", "peak_memory_mib"]
-    assert rows[2]["message"] == "rank 1 waited\n30 s " * 20
-    assert rows[0]["peak_memory_mib"] == "[34.0, 20.0]"
-    every = csv.DictReader(io.StringIO(asked("--csv")[1])).fieldnames
+    assert (len(rows), list(rows[0])) == (21, ["when", "run", "message", "peak_memory_mib"])
+    assert asked("--csv", "-n", "2", "--columns=run")[0].splitlines() == ["run", rows[0]["run"], rows[1]["run"]]
+    assert (rows[2]["message"], rows[0]["peak_memory_mib"]) == ("rank 1 waited\n30 s " * 20, "[34.0, 20.0]")
+    every = csv.DictReader(io.StringIO(asked("--csv")[0])).fieldnames
     assert {"run_id", "config.model.dim", "env.commit", "step_ms.median", "started", "folder"} <= set(every)
 
 
@@ -122,8 +112,7 @@ def test_all_attempts(folder, tmp_path, monkeypatch, capsys):
 
 
 def test_one_question_with_another(asked):
-    code, out, _ = asked("chunks=8", "--compare", "schedule=1f1b", "schedule=gpipe")
-    assert code == 0
+    out, _ = asked("chunks=8", "--compare", "schedule=1f1b", "schedule=gpipe")
     text = " ".join(out.split())
     assert "A: 3 launches (schedule=1f1b) B: 3 launches (schedule=gpipe)" in text
     assert "same: chunks=8 ranks=2" in text
@@ -134,15 +123,14 @@ def test_one_question_with_another(asked):
 
 
 def test_groups_of_questions_pair_up(asked):
-    code, out, _ = asked("--compare", "schedule=1f1b", "schedule=gpipe")
-    assert code == 0
+    out, _ = asked("--compare", "schedule=1f1b", "schedule=gpipe")
     lines = [line.split() for line in out.splitlines()]
     assert [line[0] for line in lines if line and line[0] in ("4", "8", "16")] == ["4", "8", "16"]
     text = " ".join(out.split())
     assert "too noisy to say [0.418, 2.369]" in text
     assert "over 3 pairs mean A/B least - largest verdicts step_ms" in text
     assert "step_ms 0.933 0.901 - 0.995 2 faster, 1 too noisy to say" in text
-    assert "2 more pairs: -n 0 shows all" in asked("--compare", "schedule=1f1b", "schedule=gpipe", "-n", "1")[1]
+    assert "2 more pairs: -n 0 shows all" in asked("--compare", "schedule=1f1b", "schedule=gpipe", "-n", "1")[0]
 
 
 def test_groups_without_a_common_question_are_refused(tmp_path, monkeypatch, capsys):
@@ -158,11 +146,8 @@ def test_two_runs_by_their_ids(asked, folder):
     """By the start and by the end of an id."""
     first, *_ = sorted(path.name for path in (folder / "outputs" / "runs").glob("1f1b-m4-*"))
     other, *_ = sorted(path.name for path in (folder / "outputs" / "runs").glob("gpipe-m4-*"))
-    code, out, _ = asked("--compare", first[:-2], other[-8:])
-    assert code == 0
-    text = " ".join(out.split())
-    assert f"against {other[-8:]}: the spread of 1 launch" in text
-    assert "would show it" in text
+    out, _ = asked("--compare", first[:-2], other[-8:])
+    assert f"against {other[-8:]}: the spread of 1 launch" in " ".join(out.split())
 
 
 def test_two_folders_are_compared_and_steps_with_different_batches_per_sample(tmp_path, monkeypatch, capsys):
@@ -182,12 +167,7 @@ def test_two_folders_are_compared_and_steps_with_different_batches_per_sample(tm
     assert command.main(["nominal", "--compare", "chunks=4", "chunks=8"]) == 0
     out, err = capsys.readouterr()
     assert "warning: the nominal times are per stage" in err or "warning: the nominal times are per microbatch" in err
-    assert "samples_per_s" not in out
-    assert "time per" not in out
-    store_run(tmp_path / "nominal", "device=emulated", "chunks=4", "batch_size=128", step_ms=80.0)
-    store_run(tmp_path / "nominal", "device=emulated", "chunks=16", "batch_size=512", step_ms=320.0)
-    assert command.main(["nominal", "--compare", "batch_size=128", "batch_size=512"]) == 0
-    capsys.readouterr()  # microbatches of as many rows, whose times do not know them
+    assert not re.search("samples_per_s|time per", out)
     for words in (["model=gpt", "model.dim=32", "checkpointing=always"], ["model=mlp", "model.dim=64"]):
         store_run(tmp_path / "models", *words, step_ms=80.0)
     assert command.main(["models", "--compare", "model=mlp", "model=gpt"]) == 0  # without checkpointing.segments
@@ -203,24 +183,21 @@ def test_two_folders_are_compared_and_steps_with_different_batches_per_sample(tm
 
 
 def test_what_did_not_finish_or_was_disturbed_is_said(asked):
-    code, _, err = asked("--compare", "schedule=naive", "schedule=gpipe,zb_h1 chunks=4 repeat=0")
-    assert code == 0
+    _, err = asked("--compare", "schedule=naive", "schedule=gpipe,zb_h1 chunks=4 repeat=0")
     assert "B: 1 run that did not finish left out" in err
     assert "A: the timing of 1 of 1 launch was disturbed (spread 450 %)" in err
-    _, out, err = asked("--compare", "schedule=naive,1f1b chunks=4,8", "schedule=gpipe chunks=8")
+    out, err = asked("--compare", "schedule=naive,1f1b chunks=4,8", "schedule=gpipe chunks=8")
     assert "A: 3 launches, 2 questions without a partner" in out
     assert "disturbed" not in err  # naive has none
 
 
 def test_a_comparison_as_csv(asked):
-    code, out, _ = asked("--compare", "schedule=1f1b", "schedule=gpipe", "--csv")
-    assert code == 0
-    rows = list(csv.DictReader(io.StringIO(out)))
-    assert (rows[0]["chunks"], rows[0]["figure"], rows[0]["verdict"]) == ("4", "step_ms", "faster")
-    assert len(rows) == 3 * 7
-    assert float(rows[0]["a_least"]) < float(rows[0]["a_largest"]) == float(rows[0]["a"])
-    assert (rows[0]["a_launches"], rows[0]["more"]) == ("3", "0")
-    assert float(rows[0]["low"]) < float(rows[0]["ratio"]) < float(rows[0]["high"]) < 1
+    out, _ = asked("--compare", "schedule=1f1b", "schedule=gpipe", "--csv")
+    first, *others = csv.DictReader(io.StringIO(out))
+    assert len(others) == 3 * 7 - 1
+    expected = {"chunks": "4", "figure": "step_ms", "verdict": "faster", "a_launches": "3", "more": "0"}
+    assert first.items() >= expected.items()
+    assert float(first["low"]) < float(first["ratio"]) < float(first["high"]) < 1
 
 
 @pytest.mark.parametrize(
@@ -239,8 +216,7 @@ def test_a_comparison_as_csv(asked):
     ],
 )
 def test_bad_input_is_one_message(asked, words, code, reason):
-    found, out, err = asked(*words)
-    assert found == code
+    out, err = asked(*words, code=code)
     if code:
         assert out == ""
         assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1

@@ -11,7 +11,6 @@ import shutil
 import site
 import subprocess
 import sys
-import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -64,16 +63,6 @@ def test_it_holds_microp_alone_with_its_files_and_is_pure_python(wheel):
         assert stored == {name for name in names if name.startswith(f"microp/{folder}/")}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "microp").rglob("*.py")}
     assert modules == {name for name in names if name.endswith(".py")}
-
-
-def test_the_wheel_of_the_sdist_is_the_same(wheel, tmp_path):
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    [archive] = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as sdist:
-        sdist.extractall(tmp_path, filter="data")
-    pip(*BUILD, "--wheel-dir", tmp_path, next(tmp_path.glob("microp-*/")))
-    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
 
 
 def test_installed_it_runs_a_stored_sweep_by_its_name_with_its_own_files(wheel, tmp_path):

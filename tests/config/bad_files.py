@@ -100,6 +100,7 @@ SWEEPS = {  # configurations for `-cn`
         *(("dotted", "schedule.stages_per_rank: 2"), ("calc", "skip: calc:'${chunks} > 4'")),
         ("unquoted", "skip: ${calc:'${schedule.name} == gpipe'}"),
         *(("sweeper", "sweeper: {params: {chunks: '4,8'}}"), ("params", "hydra: {params: {chunks: '4,8'}}")),
+        ("several", "hydra: {mode: MULTIRUN, sweeper: {params: {chunks: 4,8}}}"),
     )
 }
 

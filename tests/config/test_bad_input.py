@@ -1,8 +1,8 @@
 """Wrong commands and files, one for every rule, are refused with exit code 2; random ones too, or made into a job.
 
 `bad_input.txt` is the table: a command, as after `microp` (`simulate ...` after `python -m microp.simulate`), and after
-the arrow words of what it prints. Every tenth is typed, with `--whole` all. Of the others the words of a run or a price
-are read in Python, which takes a quarter of the time; a command that this does not refuse is typed as well.
+the arrow words of what it prints. Every twentieth is typed, with `--whole` all. Of the others the words of a run or a
+price are read in Python, which takes a quarter of the time; a command that this does not refuse is typed as well.
 """
 
 import shlex
@@ -54,7 +54,7 @@ def made(program: str, words: list[str]):
 def test_a_wrong_command_is_refused_and_what_is_wrong_is_named(folder, command, words, recwarn, whole, monkeypatch):
     before = files(folder)
     monkeypatch.chdir(folder)
-    is_typed = whole or ROWS.index([command, words]) % 10 == 0
+    is_typed = whole or ROWS.index([command, words]) % 20 == 0
     if is_typed or not (said := refused(command)):
         done = type_in(folder, command, *([] if "-cd" in command else ["-cd", "."]))
         assert (done.returncode, done.stdout) == (2, ""), done

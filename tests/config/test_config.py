@@ -94,15 +94,10 @@ def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(monkey
     assert (derived.name, derived.ranks) == ("mine", interleaved(2, 4, 3).ranks)
 
 
-def test_in_python_a_choice_of_options_is_composed_once_and_the_same_keys_are_typed_once(monkeypatch):
-    """What is typed for one point is not there in the next one."""
-    before = config("schedule=1f1b")
-    monkeypatch.setattr("microp.config.config.compose", None)
-    words = "schedule=1f1b", "chunks=8", "model.dim=64", "optimizer.betas=[0.8,0.9]"
+def test_what_is_typed_for_one_point_is_not_there_in_the_next_one():
+    before, words = config("schedule=1f1b"), ("schedule=1f1b", "model.dim=64", "optimizer.betas=[0.8,0.9]")
     config(*words).optimizer.betas.clear()
-    monkeypatch.setattr("microp.config.factory.OmegaConf", None)  # nor are the same keys typed again
-    changed = config(*words)
-    assert (changed.chunks, changed.model.dim, changed.optimizer.betas) == (8, 64, [0.8, 0.9])
+    assert (config(*words).model.dim, config(*words).optimizer.betas) == (64, [0.8, 0.9])
     assert config("schedule=1f1b") == before
 
 

@@ -9,11 +9,10 @@ import pytest
 from configs import config, problems
 from conftest import gpt, mlp
 from own_model import mixed, settings_of
-from user import start
+from user import ran, start
 
 from microp import device
 from microp.config import job_of, prediction
-from microp.config.config_checks import shared_cores
 from microp.device import probe_layers
 from microp.settings import AS_WRITTEN, NEVER, Computing
 from microp.simulator import stage_bytes
@@ -54,12 +53,10 @@ def test_a_later_command_finds_what_was_measured_unless_it_is_damaged(model, pro
     assert len(probed) == 2
     for rows, split, computing in ((6.0, True, AS_WRITTEN), (5.0, False, AS_WRITTEN), (5.0, True, Computing("bf16"))):
         layer_memory(model, rows, split, computing)
-    assert len(probed) == 5
     monkeypatch.setattr(prediction, "_code", lambda: "other code")
     prediction._known.clear()
     layer_memory(model, *QUESTION)
-    assert len(probed) == 6
-    assert len(kept(tmp_path)) == 5
+    assert (len(probed), len(kept(tmp_path))) == (6, 5)
 
 
 def test_a_users_own_model_and_a_folder_that_cannot_be_written(probed, monkeypatch, tmp_path):
@@ -71,17 +68,17 @@ def test_a_users_own_model_and_a_folder_that_cannot_be_written(probed, monkeypat
     assert len(probed) == 2
 
 
-def test_a_price_needs_no_torch_once_the_memory_is_known(tmp_path):
+def test_a_price_needs_no_torch_once_the_memory_is_known(probed, tmp_path):
+    words, cache = ["model.dim=64", "model.layers=4", "batch_size=20", "output=json"], str(tmp_path / "cache")
+    first = ran(*words, folder=tmp_path, program="microp.simulate", XDG_CACHE_HOME=cache)
     code = (
         "import contextlib, sys; from microp.simulate import main\n"
         "with contextlib.suppress(SystemExit): main()\n"
         "assert not {'torch', 'pandas'} & set(sys.modules), 'loaded'"
     )
-    command = [sys.executable, "-c", code, "model.dim=64", "model.layers=4", "batch_size=20", "output=json"]
-    first, second = (start(command, tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")) for _ in range(2))
-    assert "loaded" in first.stderr
-    assert (second.returncode, second.stderr) == (0, "")
-    assert first.stdout == second.stdout
+    second = start([sys.executable, "-c", code, *words], tmp_path, XDG_CACHE_HOME=cache)
+    assert (second.returncode, second.stdout, second.stderr) == (0, first.stdout, "")
+    assert len(probed) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 4 / 3, 11.5])
@@ -94,47 +91,32 @@ def test_no_size_is_negative_at_the_rows_asked_for(model, rows):
 
 
 def test_a_rank_that_needs_more_than_it_has_is_refused_with_what_would_fit():
+    """Each change that it names is taken, and fits."""
     words = ["device.memory_gib=0.036", "ranks=4", "chunks=8", "batch_size=4096", "model.dim=512"]
     [problem] = problems(config(*words))
     assert re.match(r"rank [03] needs [\d.]+ MiB \(.*activations [\d.]+ MiB \([78] in flight x [\d.]+ MiB\)", problem)
-    assert "more than device.memory_gib=0.036: use " in problem
-    word, least = re.search(r"use (\S+) \(([\d.]+) MiB, step [+-]\d+ %\)", problem).groups()
+    word, least = re.search(r"more than device.memory_gib=0.036: use (\S+) \(([\d.]+) MiB, step", problem).groups()
     assert float(least) / 1024 <= 0.036
     assert problems(config(*words, word)) == []
-    assert (
-        re.search(r"; steps are by the layers' FLOPs .* equal\), of ranks with a core each, not of 4 on \d+$", problem)
-        or shared_cores(config(*words)) is None
-    )
-    [problem] = problems(config(*words, "partition=skewed", "partition.share=0.5", "device.memory_gib=0.08"))
-    found = re.findall(
-        r"(\S+=[^()]+?)( in place of partition=skewed and its keys)? \([\d.]+ MiB", problem.partition("use ")[2]
-    )
-    assert any(replaced for _, replaced in found)
-    for change, replaced in found:
-        kept = [] if replaced else ["partition=skewed", "partition.share=0.5"]
-        assert problems(config(*words, *kept, "device.memory_gib=0.08", *change.removeprefix("or ").split())) == []
+    skewed = ["partition=skewed", "partition.share=0.5", "device.memory_gib=0.08"]
+    [problem] = problems(config(*words, *skewed))
+    change = r"(\S+=[^()]+?)( in place of partition=skewed and its keys)? \([\d.]+ MiB"
+    changes = re.findall(change, problem.partition("use ")[2])
+    assert any(replaced for _, replaced in changes)
+    for change, replaced in changes:
+        assert problems(config(*words, *skewed[2 * bool(replaced) :], *change.removeprefix("or ").split())) == []
     lists = ["device=emulated", "device.forward_ms=[1,2,3,4]", "ranks=4", "device.memory_gib=0.0008", "model.dim=256"]
-    [problem] = problems(config(*lists))
-    assert problem.startswith("rank 0 needs ")  # also where orders have other numbers of stages
+    [problem] = problems(config(*lists))  # also where orders have other numbers of stages
+    assert problem.startswith("rank 0 needs ")
     assert problem.endswith("use a smaller model")  # a plan has no times for them
     assert job_of("device.memory_gib=1").run_id == job_of().run_id
     [problem] = problems(config("partition=balanced", "device.memory_gib=0.001"))  # where no partition fits, too
-    assert "more than device.memory_gib=0.001" in problem
     assert "use a smaller model or several changes together: " in problem  # a layer alone is too large
     words = ["device.memory_gib=0.015", "model.dim=512", "batch_size=2048"]  # here they are
     [problem] = problems(config(*words))
     assert problems(config(*words, re.search(r"use (ranks=\d+) \([\d.]+ MiB\) or a smaller", problem)[1])) == []
     command = problem.partition("several changes together: python -m microp.plan ")[2].split()
     assert command == ["ranks=2", "memory_gib=0.015", "model.dim=512", "batch_size=2048"]
-    words = ["device.memory_gib=0.011", "ranks=4"]
-    problem = problems(config(*words, "partition=sizes", "partition.sizes=[10,2,2,2]"))[0]
-    typed = re.search(
-        r"use (batch_size=\d+ partition=uniform) in place of partition=sizes and its keys \([\d.]+ MiB\) or a smaller",
-        problem,
-    )[1]
-    assert problems(config(*words, *typed.split())) == []
-    [note] = job_of("partition=balanced", "ranks=2", "model.layers=5", "model.dim=32", "batch_size=8").notes
-    assert note.startswith("partition=balanced [4, 1] weighs layers by their FLOPs and bytes")
 
 
 def test_the_same_sizes_are_the_same_question():

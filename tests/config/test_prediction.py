@@ -11,11 +11,11 @@ from typed import type_in
 from user import ran, read
 
 from microp.commands import profiling
-from microp.config import compose_config, lacks_profile, make_job, predict, predicted_seconds, read_config
+from microp.config import lacks_profile, make_job, predict, predicted_seconds
 from microp.config.config_checks import prediction_doubts
 from microp.config.prediction import prices_of
 from microp.profiling import TORCH, Transport
-from microp.records import read_rows, write_profile
+from microp.records import read_rows
 from microp.settings import Computing
 from microp.terminal import progress
 from microp.trace.timeline import number
@@ -28,27 +28,16 @@ def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "LINE_S", 0.1)
-        done = ran(*MODEL, "seconds=1", folder=folder, program="microp.profile")
-    job = profiling.ProfileCallback.prepare(read_config(compose_config(*MODEL, name="profile")))
-    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiling, "monotonic", lambda: 0.0)  # there is time for everything
-        whole = profiling.measure_profile(job, 1)
-    write_profile(folder / "outputs" / "profiles", whole)
-    return folder, done, profiling.described(whole, job.model)
+        return folder, ran(*MODEL, "seconds=1", folder=folder, program="microp.profile")
 
 
 def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
-    folder, done, whole = profiled
+    folder, done = profiled
     [path] = (folder / "outputs" / "profiles").glob("mlp-*.yaml")
-    assert path.read_text().startswith("# Times of mlp on ")
     assert f"outputs/profiles/{path.name}" in done.stdout
-    assert "mlp: one layer of 4, ms per microbatch" in done.stdout
     assert re.search("^measuring mlp for about 1 s\n(measuring mlp for about 1 s: [0-9]+ %\n)+", done.stderr)
-    left_out = re.search(r"seconds=1 leaves no time for (.*): not measured, and not in the profile", done.stderr)
-    named = left_out.group(1).split(", ") if left_out else []
-    for other in ("tcp", "gloo", "torch"):  # how many there is time for depends on the machine
-        assert (other in named) == (f"{other}: hop " not in done.stdout)
-    assert [line.partition(":")[0] for line in whole if ": hop " in line] == ["shm", "tcp", "gloo", "torch"]
+    assert re.findall(r"^(\w+): hop ", done.stdout, re.M) == ["shm", "tcp", "gloo", "torch"]
     assert "peak of a rank: " in done.stdout
 
 
@@ -60,11 +49,9 @@ def test_a_run_is_predicted_before_its_ranks_start(profiled):
     attempt = config.parent
     predicted = read(attempt / "predicted.json")
     assert predicted["source"].startswith("outputs/profiles/mlp-")
-    assert predicted["step_ms"] > 0
-    assert 0 < predicted["bubble"] < 1
+    assert (predicted["step_ms"] > 0, 0 < predicted["bubble"] < 1) == (True, True)
     assert 0 < predicted["at_peak_ms"] < read(attempt / "summary.json")["step_ms"]["median"]
     assert "of peak" in done.stdout
-    assert len(predicted["peak_memory_mib"]) == 2
     assert read(attempt / "summary.json")["predicted"] == {k: v for k, v in predicted.items() if k != "source"}
     first_step = read_rows(attempt, 0)[0]["began_ns"] / 1e9 + time.time() - time.monotonic()  # as a file's time
     assert (attempt / "predicted.json").stat().st_mtime < first_step
@@ -153,18 +140,15 @@ def test_an_emulated_step_has_this_machine_s_optimizer_and_engine(tmp_path):
     assert whole.peak_memory_mib == alone.peak_memory_mib
 
 
-def test_sums_over_replicas_end_an_emulated_step(tmp_path):
-    typed = [*MODEL, "device=emulated", "device.forward_ms=5", "device.backward_ms=10", "chunks=2", "replicas=2"]
-    assert predicted(tmp_path, *typed)[0].step_ms is None
-    assert predicted(tmp_path, *typed, "device.reduce_ms=7")[0].step_ms == 52
-
-
-def test_sums_over_copies_end_an_emulated_step_and_are_estimated_for_a_real_one(tmp_path):
-    """Chimera on 2 ranks: (M - 1 + K)(F + B) from the first action to the last; each rank then sums its two stages."""
+def test_sums_over_replicas_and_copies_end_an_emulated_step(tmp_path):
+    """Each rank of Chimera sums its two stages."""
+    times = ["device=emulated", "device.forward_ms=5", "device.backward_ms=10"]
+    replicas = [*MODEL, *times, "chunks=2", "replicas=2"]
+    assert predicted(tmp_path, *replicas)[0].step_ms is None
+    assert predicted(tmp_path, *replicas, "device.reduce_ms=7")[0].step_ms == 52
     typed = [*MODEL, "chunks=4", "schedule=chimera"]
-    emulated = [*typed, "device=emulated", "device.forward_ms=5", "device.backward_ms=5"]
-    without = predicted(tmp_path, *emulated)[0].step_ms
-    assert predicted(tmp_path, *emulated, "device.reduce_ms=7")[0].step_ms == without + 14
+    without = predicted(tmp_path, *typed, *times)[0].step_ms
+    assert predicted(tmp_path, *typed, *times, "device.reduce_ms=7")[0].step_ms == without + 14
     made = written(tmp_path, *MODEL)
     hop, config = made.transports["shm"], configured(*typed, f"output_dir={tmp_path}")
     costs = prices_of(config).costs(make_job(config).workload)
@@ -172,24 +156,21 @@ def test_sums_over_copies_end_an_emulated_step_and_are_estimated_for_a_real_one(
 
 
 NO_F = {"forward": (0.0, 0.0), **dict.fromkeys(("full", "backward", "weight", "recompute"), (1.0, 2.0))}
+DOUBTS = {
+    "spread by 50%, and predictions can be as far off": {"spread": {"forward": 0.01, "full": 0.5}},
+    "has an F of no time at all": {"layers": dict.fromkeys((0, 1, 3), NO_F)},
+    "was measured beside other work (load average 2.5)": {"spread": {"forward": 0.01}, "load": 2.5},
+}
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"spread": {"forward": 0.01, "full": None}}, "has fewer than 3 steps behind its times (full): how far"),
-        ({"spread": {"forward": 0.01, "full": 0.5}}, "spread by 50%, and predictions can be as far off"),
-        ({"spread": {"forward": 0.01}, "load": 2.5}, "was measured beside other work (load average 2.5)"),
-        ({"layers": dict.fromkeys((0, 1, 3), NO_F)}, "has an F of no time at all"),
-        ({"spread": {"forward": 0.01}, "load": 0.1}, None),
-    ],
-)
-def test_a_profile_that_may_be_far_off_is_doubted_where_it_is_used(tmp_path, changed, said):
-    written(tmp_path, *MODEL, **changed)
+def test_a_profile_that_may_be_far_off_is_doubted_where_it_is_used(tmp_path):
     config = configured(*MODEL, f"output_dir={tmp_path}")
-    assert not warnings(config)  # before a run there is none about a profile that nobody asked for
-    found = " ".join(prediction_doubts(config, make_job(config)))
-    assert said in found if said else not re.search("far off|load average", found)
+    for said, changed in DOUBTS.items():
+        written(tmp_path, *MODEL, **changed)
+        assert not warnings(config)  # before a run there is none about a profile that nobody asked for
+        assert said in " ".join(prediction_doubts(config, make_job(config)))
     for program in ("simulate partition=balanced", "plan ranks=2 schedule=gpipe chunks=2"):
         told = " ".join(type_in(tmp_path, f"{program} {' '.join(MODEL)} output_dir={tmp_path}").stderr.split())
-        assert re.search(f"warning: [^:]*{re.escape(said)}", told) if said else "load average" not in told
+        assert re.search(f"warning: [^:]*{re.escape(said)}", told)  # the last one
+    written(tmp_path, *MODEL, spread={"forward": 0.01}, load=0.1)
+    assert not re.search("far off|load average", " ".join(prediction_doubts(config, make_job(config))))

@@ -1,5 +1,6 @@
 """Snapshots as a user asks for them: what is refused before anything starts, a killed run that goes on, the weights."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def test_another_number_of_ranks_partition_or_schedule_is_not(saved, tmp_path):
 
 DAMAGES = [
     *(("layer-2.pt", how) for how in ("missing", "cut", "one bit", "not a snapshot")),
-    *(("snapshot.json", how) for how in ("missing", "cut", "{}")),
+    *(("snapshot.json", how) for how in ("missing", "{}")),
     ("snapshot.json", '{"format": 2, "step": 4, "training": {}}'),  # of a newer microp
 ]
 
@@ -84,10 +85,8 @@ DAMAGES = [
 def test_a_damaged_snapshot_is_refused(name, how, attempt):
     spoil(attempt / "snapshots" / "step-4" / name, how)
     [problem] = problems(*WORDS, "comms=threads", "snapshot.resume=true", f"output_dir={attempt.parents[2]}")
-    assert "snapshots/step-4" in problem
-    assert name in problem
-    assert problem.endswith(("remove the snapshot, or go on from another one", "update microp"))
-    assert "\n" not in problem
+    end = "(remove the snapshot, or go on from another one|update microp)"
+    assert re.fullmatch(rf".*snapshots/step-4.*{name}.*{end}", problem)
 
 
 def test_a_removed_damaged_one_leaves_the_one_before_it_and_asking_is_the_same_question(attempt):

@@ -45,14 +45,11 @@ def test_the_readme_and_the_command_list_them_in_order(capsys):
         (["gpipe", "schedule=1f1b"], "schedule=1f1b: this lab is about schedule=gpipe, so leave schedule out"),
         (["gpipe", "dry_run=true"], "dry_run=true: this lab takes ranks, chunks, "),
         (["gpipe", "chunks=4,8"], "chunks=4,8: a lab runs one value, so type one of them"),
-        (["1", "tracking=offline"], "tracking=offline: this lab takes steps, batch_size, "),
         (["2", "cards=2"], "cards=2: this lab takes parameters, layers, rows, card"),
         (["2", "card=0"], "card=0: use a number above 0"),
-        (["2", "layers=1000000"], "model.layers=1000000 is above "),
         (["3", "model.layers=1"], "model.layers=1 has no halves: use at least 2"),
         (["4", "batch_size=63"], "batch_size=63 is odd, and each copy takes half of the rows: use 64"),
         (["5", "chunks=2"], "chunks=2: this lab takes no words"),
-        (["9", "steps=3"], "steps=3: this lab takes replicas, "),
         (["10", "chunks=2"], "chunks=2: this lab takes steps, folder"),
     ],
 )
@@ -86,15 +83,9 @@ def test_memory_wall(capsys):
     bars = dict(re.findall(r"GB  (\S.*?) +(█+)$", text, re.MULTILINE))
     assert len(bars["in all"]) == pytest.approx(4 * len(bars["gradients"]), abs=3)
     assert len(bars["in all"]) == pytest.approx(160 / 24 * len(bars["a card"]), abs=4)
-    for line in ("40.00 GB  parameters", "80.00 GB  Adam's two", "The parameters alone are 40 GB: they do not fit on"):
-        assert line in text
-    for words, line in (
-        (["--parameters", "1e9"], "they fit on a card of 24 GB"),
-        (["layers=4"], "A layer alone needs 40.1 GB, more than a card: no cut between layers"),
-        (["card=1000"], "needs 1 card: at most 16 layers"),
-    ):
-        memory_wall.main(words)
-        assert line in said(capsys)
+    assert "The parameters alone are 40 GB: they do not fit on" in text
+    memory_wall.main(["layers=4"])
+    assert "A layer alone needs 40.1 GB, more than a card: no cut between layers" in said(capsys)
 
 
 def test_manual_split_and_replicas(capsys):
@@ -110,7 +101,6 @@ def test_manual_split_and_replicas(capsys):
 def test_ping_pong_by_torchrun(tmp_path):
     done = torchrun(2, folder=tmp_path, program="microp.labs.ping_pong")
     assert done.returncode == 0, done.stderr
-    assert "world of 2: rank 0 is process" in done.stdout
     assert re.search(r"rank 0 is process \d+, before rank 1; rank 1 is process \d+, after rank 0\n", done.stdout)
     assert "the mean of their numbers, 0.5" in done.stdout
     rows = [list(map(float, line.split())) for line in done.stdout.splitlines() if re.fullmatch(r"[\d. ]+", line)]

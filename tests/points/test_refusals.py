@@ -7,6 +7,7 @@ import re
 import signal
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from namespace import Mounts
@@ -54,10 +55,7 @@ def test_an_output_folder_that_cannot_be_made_is_refused(place, words, typed, tm
 
 
 def test_an_error_outside_of_the_ranks_is_recorded_and_stops_the_sweep(typed, monkeypatch):
-    def failing(*_):
-        raise ZeroDivisionError("no steps\nat all")
-
-    monkeypatch.setattr(attempt_module, "changed_data", failing)
+    monkeypatch.setattr(attempt_module, "changed_data", Mock(side_effect=ZeroDivisionError("no steps\nat all")))
     code, _, errors = typed("-m", "seed=1,2", *THREADS)
     said = "error: the sweep stops: ZeroDivisionError: no steps at all (HYDRA_FULL_ERROR=1 shows where)"
     assert (code, errors) == (1, [said])
@@ -99,33 +97,18 @@ def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed
     monkeypatch.setenv("SCRATCH", str(tmp_path / "outputs"))
     words = ["-m", "seed=1,2", *THREADS, "output_dir='${oc.env:SCRATCH}'", "learning_rate='${calc:1/8}'"]
     assert typed(*words)[0] == 0
-    assert typed(*words)[::2] == (0, ["2 of 2 points are finished already; again=true runs them again"])
-    assert list(Path("outputs").rglob("weights.pt")) == []
-    code, out, errors = typed(*words, "snapshot.final=true", "dry_run=true")
-    assert (code, errors) == (0, [])
-    assert "2 to run" in out
+    finished = (0, ["2 of 2 points are finished already; again=true runs them again"])
+    assert typed(*words)[::2] == finished
     assert typed(*words, "snapshot.final=true")[0] == 0
     assert len(list(Path("outputs").glob("runs/*/attempt-2/weights.pt"))) == 2
-    assert typed(*words, "snapshot.every=1")[2] == ["2 of 2 points are finished already; again=true runs them again"]
+    assert typed(*words, "snapshot.every=1")[::2] == finished
 
 
-UNWRITABLE = recorder.unwritable(Path("a/status.json"), NO_SPACE)
-UNOPENED = [
-    (records, "write_text", UNWRITABLE, r"error: a/status\.json cannot be written \(No space left on device\): free ")
-]
-BUG = ZeroDivisionError("no time"), r"error: ZeroDivisionError: no time \(HYDRA_FULL_ERROR=1 shows"
-UNOPENED += [(attempt_module, "predict", *BUG)]
-
-
-@pytest.mark.parametrize(("module", "name", "raised", "said"), UNOPENED)
-def test_an_attempt_that_cannot_be_opened_ends_the_command_in_a_line(typed, monkeypatch, module, name, raised, said):
-    def failing(*_):
-        raise raised
-
-    monkeypatch.setattr(module, name, failing)
+def test_an_attempt_that_cannot_be_opened_ends_the_command_in_a_line(typed, monkeypatch):
+    monkeypatch.setattr(records, "write_text", Mock(side_effect=recorder.unwritable(Path("a/status.json"), NO_SPACE)))
     code, out, [error] = typed(*THREADS)
     assert (code, out) == (1, "")
-    assert re.match(said, error)
+    assert error.startswith("error: a/status.json cannot be written (No space left on device): free ")
 
 
 CHAINED = """
@@ -146,15 +129,13 @@ def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path):
     short = microp(*words, folder=tmp_path)
     assert (short.returncode, short.stderr.count("\n")) == (2, 1)
     assert "failed for ranks=2, chunks=4: it fails" in short.stderr
-    for more, environment in (((), {"HYDRA_FULL_ERROR": "1"}), (("hydra.verbose=true",), {})):
-        done = microp(*words, *more, folder=tmp_path, **environment)
-        assert done.returncode == 2
-        assert done.stderr.endswith(short.stderr)
-        assert re.search(r'chained.py", line \d+, in helper\n', done.stderr)
+    done = microp(*words, folder=tmp_path, HYDRA_FULL_ERROR="1")
+    assert (done.returncode, done.stderr.endswith(short.stderr)) == (2, True)
+    assert re.search(r'chained.py", line \d+, in helper\n', done.stderr)
 
 
 def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_room(tmp_path):
-    """The disk is too small, then it is made larger, and then it becomes read-only."""
+    """The disk is too small, and then it is made larger."""
     (tmp_path / "full").mkdir()
     words = [word for word in FEW if not word.startswith("steps=")]
     with Mounts(tmp_path) as mounts, tempfile.TemporaryDirectory() as tmp:  # a socket's path has at most 107 letters
@@ -169,12 +150,8 @@ def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_
         first = run("-m", "steps=3,500,4")
         mounts.run("cp -r full kept; mount -o remount,size=50m full")
         again = run("-m", "steps=3,500,4")
-        mounts.run("cp $(ls -d full/sweeps/* | tail -1)/table.csv .; ls -A /dev/shm > shm; mount -o remount,ro full")
-        refused = run()
-        torch_s = (
-            "torchinductor",
-            "pytorch-errorfile",
-        )  # its cache, one per user; a rank may have had time to write why
+        mounts.run("cp $(ls -d full/sweeps/* | tail -1)/table.csv .; ls -A /dev/shm > shm")
+        torch_s = ("torchinductor", "pytorch-errorfile")  # its cache; a rank may have had time to write why
         assert [path for path in Path(tmp).iterdir() if not path.name.startswith(torch_s)] == []
 
     code, out, errors = first
@@ -185,19 +162,16 @@ def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_
     assert "(No space left on device): free some room, or choose another output_dir; the same command" in errors[-1]
     assert not [line for line in errors if "Traceback" in line or "torch" in line]
     assert [line[:4] for line in errors if line[1:2] == "/"] == ["1/3 ", "2/3 "]  # the third has no room either
-    kept = [json.loads(path.read_text()) for path in (tmp_path / "kept" / "runs").glob("*/*/status.json")]
-    assert sorted(each["status"] for each in kept) == ["finished", "running"]  # later read as killed
-    rows = [path.read_text() for path in (tmp_path / "kept" / "runs").glob("*/*/steps.rank*.jsonl")]
+    kept = tmp_path / "kept" / "runs"
+    states = [json.loads(path.read_text())["status"] for path in kept.glob("*/*/status.json")]
+    assert sorted(states) == ["finished", "running"]  # later read as killed
+    rows = [path.read_text().splitlines(keepends=True) for path in kept.glob("*/*/steps.rank*.jsonl")]
     assert len(rows) == 4
-    assert all(json.loads(line) for text in rows for line in text.splitlines(keepends=True) if line.endswith("\n"))
-    assert sum(text.count("\n") for text in rows) > 100
-    assert not list((tmp_path / "kept").rglob(".*"))  # no drafts
+    assert len([json.loads(line) for lines in rows for line in lines if line.endswith("\n")]) > 100
+    assert not list(kept.rglob(".*"))  # no drafts
 
     code, out, errors = again
     assert (code, errors[0]) == (0, "1 of 3 points are finished already; again=true runs them again")
     assert out.startswith("3 finished")
     assert [row["status"] for row in csv.DictReader((tmp_path / "table.csv").open())] == ["finished"] * 3
-
-    said = "error: output_dir=full cannot be written (Read-only file system): choose another folder"
-    assert refused == (2, "", [said])
     assert (tmp_path / "shm").read_text() == ""

@@ -1,6 +1,5 @@
 """What a sweep does with the answers of a made-up Slurm; one job runs as tasks of submitit's LocalExecutor."""
 
-import re
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -10,8 +9,6 @@ from types import SimpleNamespace
 import pytest
 from submitit import LocalExecutor
 from submitit.core.utils import FailedJobError
-from typed import nothing_starts, type_in
-from user import ROOT
 
 from microp.config import config_checks
 from microp.config.config import compose_config, read_config
@@ -124,18 +121,13 @@ def test_a_point_that_another_process_runs_is_waited_for(slurm, capsys, monkeypa
     assert "is being run by process" in capsys.readouterr().err
 
 
-def test_a_job_that_is_refused_while_others_are_in_the_queue_is_submitted_later(slurm, capsys):
-    slurm.refuses = {2}
-    sweep, points = planned_sweep()
-    assert states(sweep, points) == ["finished"] * 3
-    assert capsys.readouterr().err.count("too many jobs") == 1
-
-
-def test_the_first_job_that_is_refused_is_bad_input(slurm):
-    slurm.refuses = {1}
+def test_a_job_that_is_refused_while_others_are_in_the_queue_is_submitted_later_and_else_bad_input(slurm, capsys):
+    slurm.refuses = {1, 3}
     sweep, points = planned_sweep()
     with pytest.raises(ConfigError, match=r"Slurm refuses the job of .* \(sbatch: error: too many jobs\)"):
         sweep.attempt_of(points[0], Board())
+    assert states(sweep, points) == ["finished"] * 3
+    assert capsys.readouterr().err.count("too many jobs") == 1
 
 
 def test_a_job_is_asked_for_as_launch_says(tmp_path, slurm, monkeypatch):
@@ -169,10 +161,3 @@ def test_the_tasks_of_a_job_are_the_ranks_of_its_point(slurm, monkeypatch, tmp_p
     assert job.checkpoint().function == job
     assert [read_status(attempt)["status"]] == states(sweep, [point]) == ["finished"]
     assert slurm.jobs == {}
-
-
-def test_the_command_of_the_readme_is_valid(slurm, tmp_path):
-    lines = re.findall(r"^microp (-m launch=slurm [^#\n]*)", (ROOT / "sweeps" / "README.md").read_text(), re.M)
-    assert len(lines) == 1
-    with nothing_starts():
-        assert type_in(tmp_path, lines[0]).returncode == 0

@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+from contextlib import ExitStack
+from unittest.mock import Mock
 
 import filelock
 import pytest
@@ -44,31 +45,17 @@ def test_a_second_holder_is_told_who_the_first_is(tmp_path):
 
 
 def test_who_waits_is_told_once_for_whom_and_gets_it_then(tmp_path):
-    told, release, got = [], threading.Event(), threading.Event()
-
-    def wait() -> None:
-        def tell(owner: str) -> None:
-            told.append(owner)
-            release.set()
-
-        with hold(tmp_path, waiting=tell):
-            got.set()
-
-    with hold(tmp_path):
-        waiter = threading.Thread(target=wait)
-        waiter.start()
-        assert release.wait(120)
-        assert not got.is_set()
-    waiter.join(120)
-    assert got.is_set()
-    assert [owner.split()[1] for owner in told] == [str(os.getpid())]
+    told = []
+    with ExitStack() as other:
+        other.enter_context(hold(tmp_path))
+        with hold(tmp_path, waiting=lambda owner: (told.append(owner), other.close())):
+            assert [owner.split()[1] for owner in told] == [str(os.getpid())]
+            with pytest.raises(LockedError), hold(tmp_path):
+                pass
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
-    def acquire(*_, **__) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
+    monkeypatch.setattr(filelock.FileLock, "acquire", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     with pytest.raises(WriteError, match=r"lock cannot be written \(No locks available\)"), hold(tmp_path):
         pass
 

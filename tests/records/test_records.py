@@ -81,7 +81,7 @@ def test_a_run_is_one_row_of_its_newest_finished_attempt(tmp_path):
     assert runs.loc[finished, "step_ms.median"] == 11.0
     assert runs.loc[finished, "question"] == runs.loc[finished, "question_id"]
     assert (runs["config.model.dim"] == 64).all()
-    assert (runs["env.cores"] == 2).all()
+    assert str(runs["step_ms.n"].dtype) == "Int64"  # although the running one has none
     assert runs.loc[running, "folder"] == str(tmp_path / "runs" / running / "attempt-2")
     assert finished_runs(tmp_path)["run_id"].tolist() == [finished]
 
@@ -130,12 +130,6 @@ POINTS = [
 MORE = {"run_id": "gpipe-m4", "overrides": ["chunks=4"], "config": {"chunks": 4}}
 
 
-def listed(plan: SweepPlan) -> list[str]:
-    points = json.loads((plan.folder / "plan.json").read_text())["points"]
-    assert all(point.keys() == {"run_id", "overrides"} for point in points)
-    return [point["run_id"] for point in points]
-
-
 def test_a_point_is_found_by_its_overrides(tmp_path):
     plan = SweepPlan(tmp_path)
     assert plan.find(["chunks=2"]) is None  # there is no plan yet
@@ -145,12 +139,11 @@ def test_a_point_is_found_by_its_overrides(tmp_path):
         assert each.find(["chunks=2"]) == POINTS[0]
         assert each.find(["chunks=3"]) == POINTS[1]
         assert each.find(["chunks=4"]) is None
-    assert listed(plan) == ["gpipe-m2"]  # the other is not run
     plan.add(MORE)
     assert other.find(["chunks=4"]) == MORE  # another process sees it
     assert other.points() == [*POINTS, MORE]
-    assert listed(other) == ["gpipe-m2", "gpipe-m4"]
-    assert other.head["name"] == "config"
+    listed = json.loads((tmp_path / "plan.json").read_text())["points"]  # those that are run
+    assert listed == [{key: point[key] for key in ("run_id", "overrides")} for point in (POINTS[0], MORE)]
 
 
 def test_two_sweeps_of_one_second_have_a_folder_each(tmp_path):
@@ -160,16 +153,6 @@ def test_two_sweeps_of_one_second_have_a_folder_each(tmp_path):
     assert sorted(folders) == folders  # the report reads them in the order in which they were started
 
 
-def test_a_reason_other_than_room_is_told_with_the_remedy(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(records.WriteError) as error:
-        records.write_text(tmp_path / "file" / "a", "text")
-    assert str(error.value) == (
-        f"{tmp_path / 'file' / 'a'} cannot be written (Not a directory): make it writable, "
-        "or choose another output_dir; the same command then goes on"
-    )
-
-
 SAID = {
     "the layer is broken": ValueError("the layer is broken"),
     "ValueError: two lines": ValueError("two\n  lines"),
@@ -177,15 +160,12 @@ SAID = {
     "RuntimeError": RuntimeError(),
     f"{'much ' * 59}mu...": ValueError("much " * 1000),
     "a\\x1b[31m": ValueError("a\x1b[31m"),
-    "out of memory": MemoryError(),
     "out of memory (no room)": MemoryError("no\nroom"),
 }
 SYSTEM = {
     "a file or a pipe cannot be written (Too many": OSError(24, "Too many open files"),
     "x.json cannot be written (Too many open files): raise the limit": OSError(24, "Too many open files", "x.json"),
-    "x.json cannot be written (Permission de": OSError(13, "Permission denied", "x.json"),
     "two lines": OSError("two\nlines"),
-    "ConnectionResetError": ConnectionResetError(),
 }
 
 

@@ -93,17 +93,13 @@ WIDE = {"step_ms": {"median": 10.0, "p10": 9.0, "p90": 14.0}, "overruns": 12}
         ({"step_ms": {"median": 928.8, "p10": 446.8, "p90": 4635.0}}, {}, ["spread 451 %"]),
         ({"step_ms": {"median": 100.0, "p10": 90.0, "p90": 110.0}}, {}, []),  # a fifth is not too wide
         ({}, BUSY, ["load 3.1"]),
-        ({}, {"cores": 2, "load": {"start": 9.14, "end": None}}, ["load 9.1"]),
-        ({"ranks": 4}, BUSY, []),  # four ranks are a load of four by themselves; so are those of the run before
-        ({"ranks": 2, "replicas": 2}, BUSY, []),
-        ({"ranks": 4}, {**BUSY, "load": {"start": 5.0, "end": 4.0}}, ["load 5.0"]),
+        ({"ranks": 2, "replicas": 2}, BUSY, []),  # four ranks are a load of four; so are those of the run before
+        ({"ranks": 4}, {**BUSY, "load": {"start": 5.04, "end": None}}, ["load 5.0"]),
         ({}, {**BUSY, "cores": 8}, []),
         ({"overruns": 1}, {}, ["1 overrun"]),
         ({"overruns": 6, "actions": 640}, {}, []),  # at most one in a hundred
         ({"overruns": 7, "actions": 640}, {}, ["7 overruns"]),
         (WIDE, {"cores": 1, "load": {"start": 4.0}}, ["spread 50 %", "load 4.0", "12 overruns"]),
-        ({"nominal": {"step": 1.0431, "work": 0.314}}, {}, ["1.043 x nominal, 31 % real work"]),
-        ({"nominal": {"step": 1.019, "work": 0.9}}, {}, []),
         ({"nominal": {"step": 1.019, "work": 0.9}}, BUSY, []),  # the load did nothing
         ({"nominal": {"step": 1.03, "work": 0.1}}, BUSY, ["1.030 x nominal, 10 % real work", "load 3.1"]),
         ({"device": "cpu"}, {"parallel": True}, ["parallel"]),

@@ -3,12 +3,10 @@
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 from stored import store_run
 
-from microp.records import LAUNCH
-from microp.results import compare, find, launch_times, pair_questions, spelling
+from microp.results import compare, find, pair_questions, spelling
 from microp.results.comparison import MOST, student_factor
 
 
@@ -16,12 +14,9 @@ def launches(*times: float, first: int = 0) -> dict[int, float]:
     return dict(enumerate(times, first))
 
 
-@pytest.mark.parametrize(
-    ("freedom", "factor"),
-    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (120, 1.9799)],
-)
-def test_students_factor_is_that_of_the_tables(freedom, factor):
-    assert student_factor(freedom) == pytest.approx(factor, abs=5e-5)
+def test_students_factor_is_that_of_the_tables():
+    table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 30: 2.0423, 120: 1.9799}
+    assert [student_factor(freedom) for freedom in table] == pytest.approx([*table.values()], abs=5e-5)
 
 
 def test_pairs_by_hand():
@@ -66,16 +61,12 @@ SENTENCES = {
     ((48.1, 47.0, 49.9), (50.2, 49.3, 51.4)): "a is 3.9 % faster than b [1.7 %, 6.1 %], 3 launches each",
     ((50.2, 49.3, 51.4), (48.1, 47.0, 49.9)): "a is 4.1 % slower than b [1.7 %, 6.5 %], 3 launches each",
     ((148.0, 147.0), (50.0, 51.0)): "a takes 2.92 times as long as b [2.47, 3.46], 2 launches each",
-    (
-        (50.0,),
-        (60.0,),
-    ): "a against b: the spread of 1 launch each is unknown; 2 more launches each (repeat=1,2) would show it",
+    ((50.0,), (60.0,)): "a against b: the spread of 1 launch each is unknown; 2 more launches each (repeat=1,2) would "
+    "show it",
     ((50.0, 51.0, 50.5, 49.5), (50.1, 50.9, 50.4, 49.6)): f"{NOISY}0.0 % less time [-0.4 %, +0.4 %], 4 launches each; "
     f"it would take more than {MOST} launches each to settle a difference of this size",
     ((48.1, 49.5, 48.9), (50.2, 49.3, 51.4)): f"{NOISY}2.9 % less time [-9.7 %, +4.4 %], 3 launches each; "
     "4 more launches each (repeat=3,4,5,6) would settle a difference of this size",
-    ((50.0, 150.0), (50.0, 51.0)): f"{NOISY}71.5 % more time [-99.8 %, +162388.6 %], 2 launches each; "
-    "9 more launches each (repeat=2,...,10) would settle a difference of this size",
 }
 
 
@@ -84,9 +75,7 @@ def test_the_sentence(times, others):
     assert compare(launches(*times), launches(*others)).sentence("a", "b") == SENTENCES[times, others]
 
 
-@pytest.mark.parametrize(
-    ("paired", "busy", "count"), [(True, 0.0, 5), (True, 0.1, 3), (False, 0.0, 3), (False, 0.1, 5)]
-)
+@pytest.mark.parametrize(("paired", "busy", "count"), [(True, 0.1, 3), (False, 0.0, 3)])
 def test_equal_groups_are_seldom_called_different(paired, busy, count):
     """600 comparisons of a thing with itself: 5 % give 30, and 46 are three standard deviations more.
 
@@ -99,16 +88,6 @@ def test_equal_groups_are_seldom_called_different(paired, busy, count):
         called += compare(launches(*groups[0]), launches(*groups[1], first=0 if paired else 9)).more == 0
     assert called <= 46
     assert called > (8 if not busy else 0), "an interval that is far too wide would be no interval of 95 %"
-
-
-def test_the_times_of_launches_come_from_a_frame_and_what_cannot_be_compared_is_refused():
-    rows = pd.DataFrame({LAUNCH: [0, 2, 1], "step_ms.median": [5.0, 7.0, None]})
-    assert launch_times(rows) == {0: 5.0, 2: 7.0}
-    with pytest.raises(ValueError, match="one question"):
-        launch_times(pd.concat([rows, rows]))
-    for times, others in (({}, {0: 1.0}), ({0: 1.0}, {}), ({0: 0.0}, {0: 1.0})):
-        with pytest.raises(ValueError, match="at least one launch|greater than 0"):
-            compare(times, others)
 
 
 @pytest.fixture
@@ -130,18 +109,6 @@ def named(columns) -> set[str]:
 def pairs_of(pairing) -> list[tuple]:
     """The keys that tell the pairs apart, of each pair."""
     return list(pairing.figures.drop_duplicates("pair")[pairing.keys].itertuples(index=False, name=None))
-
-
-def test_questions_pair_that_agree_in_all_other_keys(groups):
-    runs = [([f"schedule={s}", f"chunks={m}"], {}) for s in ("1f1b", "gpipe") for m in (16, 4)]
-    runs += [(["schedule=1f1b", "chunks=8"], {})]
-    pairing = pair_questions(*groups(runs, "schedule=1f1b", "schedule=gpipe"))
-    assert named(pairing.compared) == {"schedule", "schedule.drain"}
-    assert pairing.keys == ["chunks"]
-    assert pairs_of(pairing) == [("4",), ("16",)]
-    assert pairing.alone == (1, 0)
-    assert {"ranks", "model.dim", "batch_size"} <= named(pairing.same)
-    assert not {"chunks", "schedule", "repeat", "tracking.mode", "output_dir"} & named(pairing.same)
 
 
 def test_keys_that_only_one_option_has_do_not_part_the_others(groups):
@@ -180,30 +147,23 @@ def figure(pairing, name: str) -> dict:
     return line
 
 
-def compared(groups, **figures):
-    """The comparison of 1F1B with GPipe in three launches with these times (or other numbers)."""
-    runs = [
-        ([f"schedule={name}", f"repeat={repeat}"], {key: values[name][repeat] for key, values in figures.items()})
-        for name in ("1f1b", "gpipe")
-        for repeat in range(3)
-    ]
-    return pair_questions(*groups(runs, "schedule=1f1b", "schedule=gpipe"))
-
-
 def test_times_have_a_verdict_and_memory_and_loss_are_exact(groups):
     """A rate is faster where it is higher; a figure that a side lacks is left out."""
     times = {"1f1b": (48.1, 47.0, 49.9), "gpipe": (50.2, 49.3, 51.4)}
-    peaks = {"1f1b": [[33.0, 20.0]] * 3, "gpipe": [[40.0, 20.0]] * 3}
-    lacks = {"1f1b": [None] * 3, "gpipe": [[1.0, 2.0]] * 3}
-    pairing = compared(groups, step_ms=times, peak_memory_mib=peaks, peak_activation_mib=lacks)
+    runs = [
+        ([f"schedule={name}", f"repeat={repeat}"], {"step_ms": times[name][repeat], **memory})
+        for name, memory in (
+            ("1f1b", {"peak_memory_mib": [33.0, 20.0], "peak_activation_mib": None}),
+            ("gpipe", {"peak_memory_mib": [40.0, 20.0], "peak_activation_mib": [1.0, 2.0]}),
+        )
+        for repeat in range(3)
+    ]
+    pairing = pair_questions(*groups(runs, "schedule=1f1b", "schedule=gpipe"))
     step, rate = (figure(pairing, name) for name in ("step_ms", "samples_per_s"))
-    assert step["comparison"].paired
-    assert (step["verdict"], rate["verdict"]) == ("faster", "faster")
+    assert (step["comparison"].paired, step["verdict"], rate["verdict"]) == (True, "faster", "faster")
     assert (step["ratio"], step["low"], step["high"]) == pytest.approx((0.9607, 0.9386, 0.9834), abs=1e-4)
     assert (rate["ratio"], rate["low"], rate["high"]) == pytest.approx((1 / 0.9607, 1 / 0.9834, 1 / 0.9386), abs=1e-4)
     peak = figure(pairing, "peak_memory_mib")
     assert (peak["verdict"], peak["ratio"], peak["comparison"], peak["low"]) == ("less", 33 / 40, None, None)
     assert figure(pairing, "loss.last")["verdict"] == "equal"
-    close = compared(groups, peak_memory_mib={"1f1b": [[33.0]] * 3, "gpipe": [[33.001]] * 3})
-    assert figure(close, "peak_memory_mib")["verdict"] == "the same"  # as printed
     assert "peak_activation_mib" not in set(pairing.figures["figure"])

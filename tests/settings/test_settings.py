@@ -34,17 +34,20 @@ def wandb_environment(monkeypatch):
 
 
 def test_what_was_typed_counts_before_the_variables_and_these_before_the_defaults(wandb_environment):
+    def found(asked=ASKED_NOTHING):
+        asked = asked.resolved()
+        return asked.mode, asked.project, asked.entity, str(asked.folder(Path("outputs")))
+
     wandb_environment()
-    asked = ASKED_NOTHING.resolved()
-    assert (asked.mode, asked.project, asked.entity, asked.dir) == ("offline", "microp", None, None)
-    assert asked.follow is False
-    assert asked.folder(Path("outputs")) == Path("outputs")
+    assert found() == ("offline", "microp", None, "outputs")
     wandb_environment(MODE="disabled", PROJECT="theirs", ENTITY="team", DIR="elsewhere")
-    asked = ASKED_NOTHING.resolved()
-    assert (asked.mode, asked.project, asked.entity, asked.dir) == ("disabled", "theirs", "team", "elsewhere")
-    assert asked.folder(Path("outputs")) == Path("elsewhere")
-    typed = TrackingSettings("offline", "mine", "me", "here", [], None, False).resolved()
-    assert (typed.mode, typed.project, typed.entity, typed.dir) == ("offline", "mine", "me", "here")
+    assert found() == ("disabled", "theirs", "team", "elsewhere")
+    assert found(TrackingSettings("offline", "mine", "me", "here", [], None, False)) == (
+        "offline",
+        "mine",
+        "me",
+        "here",
+    )
 
 
 def test_runs_are_followed_online_and_a_wrong_word_in_the_environment_is_one_problem(wandb_environment):

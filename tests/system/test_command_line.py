@@ -26,15 +26,12 @@ run_command(command)
 NOTES = ["note 0", "note 1", "note 2"]
 
 
+KILL = "import os, signal; os.kill(os.getpid(), signal."
+
+
 @pytest.mark.parametrize(
     ("ends", "code"),
-    [
-        ("pass", 0),
-        ("return 3", 3),
-        ("raise KeyboardInterrupt", 130),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 130),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", 130),
-    ],
+    [("return 3", 3), ("raise KeyboardInterrupt", 130), (f"{KILL}SIGTERM)", 130), (f"{KILL}SIGHUP)", 130)],
 )
 def test_the_exit_code_of_a_command(ends, code, tmp_path):
     done = start([sys.executable, "-c", CODE.replace("ENDS", ends)], tmp_path)
@@ -45,12 +42,6 @@ def test_a_character_that_the_terminal_lacks_is_a_question_mark():
     code = "from microp.system import run_command; run_command(lambda: print('1 \u2192 2'))"
     latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     assert subprocess.run([sys.executable, "-c", code], env=latin, stdout=subprocess.PIPE).stdout == b"1 ? 2\n"
-
-
-def test_what_is_loaded_before_a_signal_is_seen_is_little(tmp_path):
-    start(
-        [sys.executable, "-c", "import microp.system, sys; assert 'ssl' not in sys.modules"], tmp_path
-    ).check_returncode()
 
 
 def test_every_command_is_run_so():
@@ -65,13 +56,11 @@ def test_every_command_is_run_so():
 TEXTS = ["outputs", "a b", "it's", "a,b", "a=b (1)", "${x}", "back\\", "back\\'s", "\\\\'", "é", "[a]", "{a: b}", '"q"']
 
 
-@pytest.mark.parametrize("value", [*TEXTS, "~/x", " a", "1.5", True, None, 3])
-def test_a_value_comes_back_through_the_shell_and_hydra(value):
-    [word] = shlex.split(shlex.join([override("key", value)]))
-    parsed = OverridesParser.create().parse_override(word)
-    assert not parsed.is_sweep_override()
-    found = parsed.value()
-    assert str(found) == str(value)
+def test_a_value_comes_back_through_the_shell_and_hydra():
+    for value in (*TEXTS, "~/x", " a", "1.5", True, None, 3):
+        [word] = shlex.split(shlex.join([override("key", value)]))
+        parsed = OverridesParser.create().parse_override(word)
+        assert (parsed.is_sweep_override(), str(parsed.value())) == (False, str(value))
 
 
 def test_the_printed_commands_run_as_printed(tmp_path):
@@ -89,8 +78,6 @@ def test_the_printed_commands_run_as_printed(tmp_path):
         seen = start(["sh", "-c", f'for word in {line}; do echo "$word"; done'], tmp_path).stdout.splitlines()
         folder = tmp_path / seen[-1]
         assert folder.exists(), (what, line)
-    drawn = start(["sh", "-c", printed["draw"]], tmp_path)
-    assert drawn.returncode == 0, drawn.stderr
     order = ["ranks=2", "chunks=2", "search.seconds=1", "costs.forward=1", "costs.backward=2"]
     made = microp(*order, override("search.file", "my order, 1.txt"), folder=tmp_path, program="microp.order")
     [run] = [line for line in made.stdout.splitlines() if line.startswith("price ")]
@@ -99,11 +86,6 @@ def test_the_printed_commands_run_as_printed(tmp_path):
 
 
 ANSWER = "from microp import run\ntry: run.main()\nexcept SystemExit as end: import sys; print(end.code, *sys.modules)"
-
-
-def test_a_name_that_the_package_lacks_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="microp"):
-        package.no_such_name  # noqa: B018
 
 
 def test_version_is_told_without_torch(tmp_path):

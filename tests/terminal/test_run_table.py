@@ -1,6 +1,7 @@
 """The table of a command's runs: it names what was swept, defines what it shows, and says whom not to trust."""
 
 import csv
+import re
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -90,15 +91,6 @@ def test_a_long_sweep_is_divided_by_its_part_and_keys_that_follow_have_no_column
     assert few[1].split()[:4] == ["part", "schedule", "step", "ms"]
 
 
-def test_columns_that_are_shown_are_defined_and_no_other(lines):
-    text = " ".join(lines([row("")]))
-    for meaning in ("step ms: pipeline and optimizer, median.", "formula: the bubble", "bubble: idle / total time, me"):
-        assert meaning in text
-    assert text.endswith("Every column: analysis/README.md.")
-    assert not {"disturbed", "status", "limit"} & set(text.split())
-    assert "samples/s" not in " ".join(lines([row("")._replace(summary={**FOUND, "samples_per_s": None})]))
-
-
 def test_the_page_that_the_footer_names_defines_every_column():
     page = (ROOT / "analysis" / "README.md").read_text()
     page = page.partition("## Figures and columns, defined")[2].partition("\n## ")[0]
@@ -118,9 +110,7 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     rows = [row("chunks=2"), row("chunks=4", step_ms=WIDE), row("chunks=8", overruns=12, actions=640)]
     text = lines(rows)
     table = text[2:5] if "disturbed" in text[1] else text[3:6]
-    assert "spread 451 %" not in table[0]
-    assert "spread 451 %" in table[1]
-    assert "12 overruns" in table[2]
+    assert [re.findall("spread 451 %|12 overruns", line) for line in table] == [[], ["spread 451 %"], ["12 overruns"]]
     whole = " ".join(text)
     said = "run again with again=true on an idle machine, or with longer times."
     assert f"disturbed: 2 of 3 runs (spread, overruns); {said}" in whole
@@ -128,32 +118,21 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     assert "disturbed: this run (spread 451 %); run again on an idle machine." in alone
     for work, remedy in ((0.9, "use longer times, or a smaller model"), (0.1, "idle machine, or with longer times")):
         short = row("", step_ms=WIDE, overruns=120, actions=640, nominal={"step": 37.5, "work": work})
-        [said] = [text for text in (" ".join(lines([short])),) if "37.500 x nominal" in text]
-        assert f"{100 * work:.0f} % real work" in said
+        said = " ".join(lines([short]))
+        assert f"37.500 x nominal, {100 * work:.0f} % real work" in said
         assert said.endswith(f"{remedy}.")
     crowded = " ".join(lines([rows[1]._replace(env={"cores": 1})]))
     assert "disturbed: this run (spread 451 %); more ranks than cores measure the cores: use fewer ranks, or" in crowded
 
 
-def test_a_failed_run_has_its_state(lines):
-    failed = row("chunks=8", status="failed", step_ms=None, samples_per_s=None, loss=None, message="rank 1 was killed")
-    text = lines([row("chunks=4"), failed])
-    assert text[0].startswith("1 finished, 1 failed, the same in all: schedule=gpipe")
-    assert "status" in text[1]
-    assert [line.split()[-1] for line in text[2:4]] == ["finished", "failed"]
-
-
 def test_engines_in_turn_show_torch_the_limit_and_the_ratios(lines):
-    text = lines([row("engine=compare", engines=ENGINES)], 160)
-    headings = " ".join(text[1:3]).split()
-    assert {"microp", "torch", "limit"} <= set(headings)
-    for number in ("60.1", "55.5", "80.8", "1.34", "1.08"):
-        assert number in " ".join(text[2:4])
+    text = lines([row("engine=compare", engines=ENGINES)])
+    assert {"microp", "torch", "limit"} <= set(" ".join(text[1:3]).split())
+    assert {"60.1", "55.5", "80.8", "1.34", "1.08"} <= set(" ".join(text[2:4]).split())
     whole = " ".join(text)
-    assert "microp, torch ms: forward and backward of a step, medians." in whole
     assert "torch has no" not in whole
     assert "torch against microp: the spread of 1 launch each is unknown; " in whole
-    near = lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)], 160)
+    near = lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)])
     assert "torch has no zb_h1 and ran gpipe." in " ".join(near)
 
 
@@ -207,32 +186,27 @@ def test_engines_are_compared_within_their_launches_for_each_point():
     assert noisy[0].startswith("torch against microp: too noisy to say: 30.7 % more time [")  # sqrt(0.89 * 1.92)
 
 
-def test_microbatches_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_rows():
-    def sweep(words):
-        return [row(f"device=emulated {words} chunks={chunks}") for chunks in (4, 8)]
-
-    assert verdicts(sweep("")) == []
-    assert verdicts(sweep("device.per=[row]"))
+STAGES = [[f"schedule={name}" for name in ("1f1b", "interleaved", "zb_v")], ["ranks=2", "ranks=4"]]
 
 
-def test_stages_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_layers():
-    schedules = ("1f1b", "interleaved", "zb_v")
-    for points in ([f"schedule={name}" for name in schedules], [f"ranks={ranks}" for ranks in (2, 4)]):
-        for per in ("", "row"):
-            rows = [row(f"device=emulated device.per=[{per}] batch_size=16 chunks=4 {point}") for point in points]
-            reason = unscaled([each.config for each in rows])
-            assert reason is not None
-            assert (
-                f"set device.per=[layer{',row' * bool(per)}], with device.forward_ms and device.backward_ms of"
-                in reason
-            )
-            assert verdicts(rows) == []
-            table = pd.DataFrame([flatten(each.config) for each in rows])  # with NaN where an order lacks a key
-            assert unscaled(table.to_dict("records")) == reason
-        rows = [row(f"device=emulated device.per=[layer] batch_size=16 chunks=4 {point}") for point in points]
-        assert unscaled([each.config for each in rows]) is None
-    both = [row(f"device=emulated ranks={number} chunks={number}") for number in (2, 4)]
-    assert "of one layer and row" in str(unscaled([r.config for r in both]))
+@pytest.mark.parametrize(
+    ("points", "scaled"),
+    [*((points, "layer") for points in STAGES), (["chunks=4", "chunks=8"], "row")],
+    ids=["orders", "ranks", "chunks"],
+)
+def test_points_are_not_ranked_by_times_that_do_not_know_their_layers_or_rows(points, scaled):
+    def rows(per: str) -> list[PointRow]:
+        return [row(f"device=emulated batch_size=16 device.per=[{per}] {point}") for point in points]
+
+    other = {"layer": "row", "row": "layer"}[scaled]
+    for per, lacks in ((other, "layer,row"), ("", scaled)):
+        reason = str(unscaled([each.config for each in rows(per)]))
+        assert f"set device.per=[{lacks}], with device.forward_ms and device.backward_ms of" in reason
+        assert verdicts(rows(per)) == []
+        table = pd.DataFrame([flatten(each.config) for each in rows(per)])  # with NaN where an order lacks a key
+        assert unscaled(table.to_dict("records")) == reason
+    assert unscaled([each.config for each in rows(scaled)]) is None
+    assert verdicts(rows(scaled))
 
 
 def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and_batch():
@@ -264,11 +238,7 @@ def test_the_csv_has_what_was_planned_and_all_that_was_found(tmp_path):
     write_table(tmp_path / "table.csv", points, [done])
     first, second = csv.DictReader((tmp_path / "table.csv").open())
     assert first["overrides"] == "schedule=gpipe model.dim=64 chunks=4"
-    assert (first["status"], second["status"]) == ("finished", "planned")
-    assert (first["schedule.name"], second["schedule.name"]) == ("gpipe", "interleaved")
-    assert (first["model.dim"], second["model.dim"]) == ("64", "128")
-    assert (first["schedule.stages_per_rank"], second["schedule.stages_per_rank"]) == ("", "2")
-    assert first["disturbed"] == "spread 56 %"
-    assert float(first["step_ms.median"]) == 9.0
+    keys = ("status", "schedule.name", "model.dim", "schedule.stages_per_rank", "step_ms.median", "disturbed")
+    assert [first[key] for key in keys] == ["finished", "gpipe", "64", "", "9.0", "spread 56 %"]
+    assert [second[key] for key in keys[:-1]] == ["planned", "interleaved", "128", "2", ""]
     assert "chunks" not in first
-    assert second["step_ms.median"] == ""

@@ -1,7 +1,6 @@
 """The step that a single run ends with: drawn if it is whole and small."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -73,13 +72,7 @@ def test_colours_add_nothing_but_colours(capsys, monkeypatch):
 def test_only_new_rows_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "POLL_S", 0.005)
     rows, seen, board = tmp_path / "steps.rank0.jsonl", [], Board()
-    update = board._progress.update
-
-    def watched(task, **changes):
-        seen.append(changes.get("completed"))
-        update(task, **changes)
-
-    monkeypatch.setattr(board._progress, "update", watched)
+    monkeypatch.setattr(board._progress, "update", lambda _, **changes: seen.append(changes.get("completed")))
     board.open([9])
     with board.point("run", 9, rows):  # the file is not there yet
         until(lambda: 0 in seen)
@@ -90,8 +83,6 @@ def test_only_new_rows_are_read(tmp_path, monkeypatch):
             file.seek(0, 2)
             file.write(" a row\nrow\n")
         until(lambda: 5 in seen)
-        rows.unlink()
-        time.sleep(0.05)
     board.close()
     assert seen[-1] == 9
     assert max(each for each in seen[:-1] if each is not None) == 5
@@ -108,12 +99,3 @@ def test_a_point_weighs_its_steps_in_the_bar_of_a_sweep(tmp_path):
     board.skip()  # another process ran the second
     assert sweep.completed == sweep.total
     board.close()
-
-
-def test_without_a_terminal_a_long_search_says_now_and_then_how_far_it_is(monkeypatch):
-    said = []
-    monkeypatch.setattr(progress, "LINE_S", -1.0)
-    monkeypatch.setattr(progress, "line", said.append)
-    with progress.bar("searching plans") as tick:
-        tick(0.25)
-    assert said == ["searching plans: 25 %"]

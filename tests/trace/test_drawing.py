@@ -13,7 +13,7 @@ from random_schedules import random_schedule
 from microp.schedule import remote_links
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
 from microp.simulator import Costs, for_stages, simulate
-from microp.trace import COLOURS, MILLISECONDS, UNITS, figure, perfetto, sheet
+from microp.trace import MILLISECONDS, UNITS, figure, perfetto
 
 
 def test_the_same_spans_give_the_same_bytes(tmp_path):
@@ -22,32 +22,6 @@ def test_the_same_spans_give_the_same_bytes(tmp_path):
     second = figure({"replayed": spans, "measured": spans}, "a title", tmp_path / "two")
     assert [file.suffix for file in first] == [".svg", ".pdf", ".png"]
     assert [file.read_bytes() for file in first[:2]] == [file.read_bytes() for file in second[:2]]
-
-
-def test_the_second_stage_of_a_rank_has_another_colour(tmp_path):
-    one, two = (
-        figure({"measured": simulate(schedule, equal(4, 4, 6))}, "a title", tmp_path / schedule.name)[0].read_text()
-        for schedule in (gpipe(4, 4), interleaved(2, 4))
-    )
-    found = [[COLOURS[op][place] in svg for op in "FB" for place in (0, 1)] for svg in (one, two)]
-    assert found == [[True, False, True, False], [True] * 4]
-
-
-@pytest.mark.parametrize(("chunks", "slowest", "numbered"), [(4, 1, 8), (4, 6, 4), (40, 1, 0)])
-def test_an_op_has_numbers_on_all_ranks_or_on_none(chunks, slowest, numbered):
-    """Rank 0 has longer forwards; numbers are explained if there are some."""
-    drawn = sheet({"measured": simulate(gpipe(2, chunks), Costs((slowest, 1), (6 * slowest,) * 2))}, scale=UNITS)
-    [axis], [legend] = drawn.axes, drawn.legends
-    texts = [(round(text.get_position()[1]), text.get_text()) for text in axis.texts]
-    assert [sum(rank == each for rank, _ in texts) for each in (0, 1)] == [numbered] * 2
-    assert any("microbatch" in text.get_text() for text in legend.get_texts()) == bool(numbered)
-
-
-def test_a_title_that_is_wider_than_its_panel_goes_on_below():
-    spans = simulate(gpipe(2, 3), equal(2, 4_000_000, 6_000_000))
-    titles = [sheet({"gpipe (disturbed)": spans}, width=width).axes[0].get_title("left") for width in (6.4, 3.3)]
-    assert titles[1].replace("\n", " ") == titles[0] == "gpipe (disturbed): 40.0 ms, bubble 0.250"
-    assert titles[1].endswith(",\nbubble 0.250")
 
 
 # --- as a trace for ui.perfetto.dev --------------------------------------------------------------

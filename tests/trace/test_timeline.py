@@ -15,7 +15,7 @@ from random_schedules import random_cases
 from microp.schedule import Schedule
 from microp.schedule.builders import Drain, gpipe, interleaved
 from microp.simulator import Costs, simulate
-from microp.trace import MILLISECONDS, UNITS, Reduction, Span, plain, reductions, timeline
+from microp.trace import UNITS, Reduction, Span, plain, reductions, timeline
 from microp.trace.cells import FILL, IDLE, REDUCED
 
 BOX = re.compile(r"(\d*)(?:(F)(\d*)-*|([BI])(\d*)=*|(W)(\d*)~*)|[-=~]|[R·]")
@@ -48,39 +48,6 @@ def test_a_timeline():
         "one's end",
         "bubble: idle / (ranks x time)",
     ]
-
-
-def test_two_panels_have_one_scale_and_one_header():
-    quick, slow = (simulate(gpipe(2, 2), equal(2, 2 * unit, 3 * unit)) for unit in (500_000, 1_000_000))
-    lines = drawn({"replayed": quick, "measured": slow}, columns=69, scale=MILLISECONDS)
-    assert lines[:11] == [
-        "replayed 7.5 ms, bubble 0.333",
-        "measured 15 ms (+100.0 %), bubble 0.333",
-        "",
-        "replayed: simulated with the step's own median action times",
-        "rank 0 |F0--F1--··········B0====B1====|",
-        "rank 1 |····F0--F1--B0====B1====······|",
-        "",
-        "measured: the last measured step",
-        "rank 0 |F0------F1------····················B0==========B1==========|",
-        "rank 1 |········F0------F1------B0==========B1==========············|",
-        "        └0      └2      └4      └6      └8      └10     └12    15 ms┘",
-    ]
-    both = "replayed 7.5 ms, bubble 0.333 · measured 15 ms (+100.0 %), bubble 0.333"
-    assert drawn({"replayed": quick, "measured": slow}, columns=71, scale=MILLISECONDS)[0] == both
-
-
-def test_only_the_header_tells_of_a_panel_that_is_not_drawn_and_of_a_prediction():
-    spans = simulate(gpipe(2, 2), equal(2, 4_000_000, 6_000_000))
-    lines = drawn({"replayed": spans, "measured": spans}, scale=MILLISECONDS, in_header=["replayed"])
-    assert lines[0] == "replayed 30 ms, bubble 0.333 · measured 30 ms (+0.0 %), bubble 0.333"
-    assert len(rank_rows(lines)) == 2
-    for meaning in ("replayed: simulated with the step's own", "measured: the last measured step"):
-        assert meaning in "\n".join(lines)
-    assert "predicted" not in "\n".join(lines)
-    lines = drawn({"measured": spans}, scale=MILLISECONDS, predicted={"step_ms": 31.5, "bubble": 0.25})
-    assert lines[0].startswith("predicted 31.5 ms, bubble 0.250 · measured 30 ms, ")
-    assert "predicted: the whole step, before the run" in "\n".join(lines)
 
 
 def test_a_stage_is_named_where_a_rank_holds_several():
@@ -159,18 +126,6 @@ def check_row(text: str, spans: list[Span], scale: float, schedule: Schedule) ->
             else:
                 assert stage == ""
     assert len([box for box in boxes if box[0] != IDLE]) == sum(right > left for left, right in column.values())
-
-
-def test_nearly_all_actions_of_an_op_are_named_or_none():
-    """`F9` would have room where `F10` has none, and a name stands in an action of three columns, not of two."""
-    [row] = rank_rows(drawn(simulate(gpipe(1, 12), equal(1, 2, 4)), columns=9 + 36))
-    assert row == 12 * "F" + 12 * "B="
-    [row] = rank_rows(drawn(simulate(gpipe(1, 12), equal(1, 2, 4)), columns=9 + 54))
-    assert row.startswith("FF-FF-FF-")
-    assert re.findall(r"[FB]\d+", row) == [f"B{m}" for m in range(12)]
-    takes = {action: 10 for _, action in gpipe(1, 12)} | {gpipe(1, 12).ranks[0][3]: 1}
-    [row] = rank_rows(drawn(simulate(gpipe(1, 12), equal(1, 1, 1), takes), columns=9 + 120))
-    assert len(re.findall(r"[FB]\d+", row)) == 23  # all but one short action
 
 
 def test_sums_over_the_replicas_are_shown_where_the_rank_is_idle():
