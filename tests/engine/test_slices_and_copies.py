@@ -50,20 +50,23 @@ def test_on_processes(tmp_path):
         assert_near(trained, by_one_process(job))
 
 
-MEMORY = [f"model=gpt schedule=seq_1f1b schedule.slices=4 chunks=3 checkpointing={mode}" for mode in CHECKPOINTING]
-MEMORY += [f"model=mlp model.dim=64 schedule={name} chunks=4" for name in ("gpipe", "zb_h1", "interleaved", "dualpipe")]
-MEMORY += [f"model=gpt chunks=4 {words}" for words in ("schedule=two_bp", "schedule=zb_h1 checkpointing=segments")]
+SMALL_GPT = "model=gpt model.context=32 model.dim=32 chunks=4 schedule="
+SLICED = "model=gpt model.context=32 model.dim=32 chunks=3 schedule=seq_1f1b schedule.slices=4 checkpointing="
+MEMORY = [SLICED + mode for mode in CHECKPOINTING if mode != "except_last"]
+MEMORY += [
+    SMALL_GPT + words for words in ("two_bp", "zb_h1 checkpointing=segments", "dualpipe_v checkpointing=segments")
+]
+MEMORY += [f"model.dim=64 schedule={name} chunks=4" for name in ("gpipe", "zb_h1", "interleaved", "dualpipe", "zb_v")]
 
 
-@pytest.mark.parametrize("words", [each for each in MEMORY if "except_last" not in each])
+@pytest.mark.parametrize("words", MEMORY)
 def test_memory_is_predicted_to_the_byte(words, tmp_path):
     """But for Adam's counts of steps and the losses that are there; slices hold keys, values, masks and gradients."""
     words += " model.layers=6 batch_size=12 comms=threads steps=2 tracking=disabled"
-    words += " model.context=32" * ("gpt" in words)
     summary = microp.measure(*words.split(), f"output_dir={tmp_path}").summary
-    tensors = 38 if "gpt" in words else 12 if "dualpipe" in words else 6  # of a rank's weights
+    least, most = (36, 38) if "gpt" in words else (12, 12) if "dualpipe" in words else (6, 6)  # tensors of weights
     for predicted, measured in zip(summary["predicted"]["peak_memory_mib"], summary["peak_memory_mib"], strict=True):
-        assert 4 * tensors <= (measured - predicted) * 2**20 <= 4 * tensors + 4 * 12
+        assert 4 * least <= (measured - predicted) * 2**20 <= 4 * most + 4 * 12
     assert "slices" not in words or summary["in_flight_peak"] == [1.25, 1.0]
 
 

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 from catalogue import build, each_builder, label
-from drawn import equal, read, read_spans
+from drawn import read, read_spans
 from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Op, Schedule
-from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
+from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
 from microp.simulator import Costs, calibrate, calibrate_steps, for_stages, replay, replay_steps, schedule_of, simulate
 from microp.simulator.link_model import LinkModel
 from microp.trace import Span, action_times, makespan
@@ -174,16 +174,6 @@ def test_rows_give_the_same_costs_as_spans(builder):
             in_ms = [time / 1e6 for time in getattr(expected, key)]
             assert list(getattr(found, key)) == pytest.approx(in_ms, rel=1e-12), key
         assert makespan(simulate(schedule, found)) == pytest.approx(makespan(spans) / 1e6, rel=1e-9)
-
-
-def test_rows_of_several_steps_give_medians():
-    schedule = naive(2, 2)
-    steps = []
-    for factor in (1, 5, 2):
-        spans = simulate(schedule, equal(2, 1_000_000 * factor, 3_000_000 * factor, 500_000))
-        steps.append(rows_of(schedule, list(spans)))
-    found = calibrate_steps(schedule, steps, spans)
-    assert found == Costs((2.0, 2.0), (6.0, 6.0), (0, 0), latency=(0, 0.5))
 
 
 @pytest.mark.parametrize("build", [gpipe, one_f_one_b, zb_h1])

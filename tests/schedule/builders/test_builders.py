@@ -46,13 +46,6 @@ def test_every_option_names_its_builder_and_all_its_knobs(path: Path) -> None:
     assert path.stem == "file" or path.stem in BUILDERS
 
 
-def test_looped_schedules_place_stages_in_turn_and_v_shapes_fold_them() -> None:
-    for build in LOOPED.values():
-        assert build(4, 4, stages_per_rank=3).stages_of(1) == (1, 5, 9)
-    for name in schedules.V_SHAPED:
-        assert [BUILDERS[name][0](4, 8).stages_of(rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
-
-
 PAGE = (CONF.parents[1] / "microp/schedule/README.md").read_text()
 DRAWN = [(name, "", inspect.getdoc(schedules.ORDERS[name])) for name in BUILDERS]
 DRAWN += re.findall(r"^`(\w+)`([^\n]*):\n\n```\n(rank .*?)```", PAGE, re.M | re.S)
