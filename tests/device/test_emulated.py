@@ -18,20 +18,22 @@ from microp.worker.threads import run_threads
 # --- what an action costs ------------------------------------------------------------------------
 
 
+THREES = (2, 2, 2), (6, 6, 6)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, Costs((2, 2, 2), (6, 6, 6))),
+        ({}, Costs(*THREES)),
         ({"forward_ms": [1, 2, 3]}, Costs((1, 2, 3), (6, 6, 6))),
-        ({"weight_ms": 5}, Costs((2, 2, 2), (6, 6, 6), (5, 5, 5))),
-        ({"weight_ms": [0, 1, 2]}, Costs((2, 2, 2), (6, 6, 6), (0, 1, 2))),
+        ({"weight_ms": 5}, Costs(*THREES, (5, 5, 5))),
+        ({"weight_ms": [0, 1, 2]}, Costs(*THREES, (0, 1, 2))),
         ({"weight_ms": 5, "full_ms": 7}, Costs((2, 2, 2), (7, 7, 7))),
         ({"per": ["layer"]}, Costs((6, 4, 2), (18, 12, 6))),
         ({"per": ["row"]}, Costs((8, 8, 8), (24, 24, 24))),
-        ({"per": ["row", "layer"]}, Costs((24, 16, 8), (72, 48, 24))),
         ({"per": ["layer"], "backward_ms": [3, 6, 9]}, Costs((6, 4, 2), (9, 12, 9))),
         ({"latency_ms": 0.5, "per": ["layer", "row"]}, Costs((24, 16, 8), (72, 48, 24), latency=0.5)),
-        ({"recompute_ms": 1}, Costs((2, 2, 2), (6, 6, 6))),  # nothing is recomputed
+        ({"recompute_ms": 1}, Costs(*THREES)),  # nothing is recomputed
     ],
     ids=str,
 )

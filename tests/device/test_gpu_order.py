@@ -62,7 +62,6 @@ class Staged(StagedComms):
 
 
 def on_gpus(schedule, timeout_s: float = 20, staged: bool = False, **changes) -> list[Rank]:
-    """The ranks of a job after two steps, each with a GPU of its own."""
     job, world = small_job(schedule=schedule, model=mlp("float64"), **changes), World(timeout_s)
     heartbeats = Heartbeats(len(schedule.ranks))
 
@@ -101,7 +100,6 @@ def finished(ranks: list[Rank]) -> list[Rank]:
 
 
 def are_those_of_the_cpu(schedule, ranks: list[Rank]) -> bool:
-    """Whether the gradients are, bit for bit."""
     found = {index: tensors for rank in finished(ranks) for index, tensors in rank.gradients.items()}
     _, layers = by_threads(small_job(schedule=schedule, model=mlp("float64")))
     return all(all(map(torch.equal, found[index], tensors)) for index, tensors in enumerate(layers))
@@ -139,7 +137,6 @@ def test_a_memory_step_gives_the_allocator_s_peaks():
 
 
 def blocking_wait(work: Work) -> None:
-    """As that of a transfer whose `wait` is given a time-out."""
     work._waited = True
     work._after.synchronize()
 

@@ -69,7 +69,6 @@ def test_a_layer_that_fails_under_autocast_is_named():
 
 @pytest.mark.parametrize(("device", "left"), [("cpu", "bfloat16"), ("cuda", "float32")])
 def test_a_gpu_s_autocast_keeps_other_types_than_a_cpu_s(device, left):
-    """A layer that ends with a LayerNorm would send float32 on a GPU, and the receiver would take bf16."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no GPU here")
     with torch.device("meta"):

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import CHECKPOINTING
-from one_process import assert_equal, by_processes, by_threads
+from one_process import assert_equal, by_threads
 from own_model import own_job, partly_frozen, peaks_of, settings_of
 
 from microp.schedule import of_sizes, validate
@@ -27,7 +27,7 @@ CASES = [  # schedule, sizes, the stages that train nothing, the layers that are
 ]
 
 
-def job_of(number: int, backend: str):
+def job_of(number: int, backend: str = "threads"):
     order, sizes, stages, (first, stop) = CASES[number]
     schedule = validate(order.without_weight_gradients(stages))
     given = {"partition": of_sizes(9, schedule.stages, list(sizes)), "mode": [*CHECKPOINTING][number % 4]}
@@ -36,7 +36,7 @@ def job_of(number: int, backend: str):
 
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_bit_for_bit(number):
-    job = job_of(number, "threads")
+    job = job_of(number)
     trained = by_threads(job)
     assert_equal(job, trained)
     assert [bool(gradients) for gradients in trained[1]] == [i not in job.model.frozen for i in range(9)]
@@ -50,9 +50,3 @@ def test_layers_before_the_first_trained_one_need_no_memory_for_a_backward(mode)
         measured, predicted = peaks_of(job)
         tensor = 4 * 8 * 4 * job.workload.mean_rows / 2**20  # between two layers: 4 tokens of 8 numbers
         assert predicted == pytest.approx(measured, rel=0.002, abs=1.01 * tensor), (build, stop)
-
-
-def test_processes(tmp_path):
-    two = [job_of(number, "shm") for number, case in enumerate(CASES) if len(case[0].ranks) == 2]
-    for job, trained in zip(two, by_processes(two, tmp_path), strict=True):
-        assert_equal(job, trained)

@@ -7,9 +7,7 @@ from conftest import CHECKPOINTING, small_job
 from one_process import by_threads
 from own_model import (
     drawing_of_many,
-    mixed,
     narrowing,
-    normalised_together,
     own_job,
     peaks_of,
     residual,
@@ -41,11 +39,6 @@ def test_a_tensor_of_another_shape_than_in_the_trials_does_not_leave():
     job = own_job(settings_of(narrowing), schedule=gpipe(2, 1), backend="threads")
     with pytest.raises(ActionError, match=r"rank 0, action 0F0, step 0: made torch.float32 \[9, 4\], 1F0 takes"):
         by_threads(job)
-
-
-def test_layers_whose_rows_depend_on_each_other_are_known():
-    assert settings_of(normalised_together).facts.mixing == (2,)
-    assert settings_of(mixed).facts.mixing == ()
 
 
 def test_a_gradient_that_is_not_finite_is_left_to_the_run_which_names_its_step(tmp_path):

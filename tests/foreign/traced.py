@@ -1,14 +1,8 @@
-"""Traces of torch's own pipeline runtime, beside what `engine=torch` records of the same steps.
-
-`python -m foreign.traced RANKS FOLDER [SLOWER [marked]]` makes them, with actions that take SLOWER times as long; with
-`marked`, `microp.marked` puts its ranges on every schedule.
-"""
+"""Traces of torch's own pipeline runtime, beside what `engine=torch` records of the same steps."""
 
 import json
 import os
-import sys
 import time
-from collections.abc import Collection
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -80,9 +74,7 @@ def stages_of(name: str, rank: int, ranks: int) -> list[int]:
     return [rank, 2 * ranks - 1 - rank] if name in V_SHAPED else [rank, rank + ranks]
 
 
-def trace_schedule(
-    name: str, rank: int, ranks: int, chunks: int, folder: Path, slower: float, marks: Collection[str]
-) -> None:
+def trace_schedule(name: str, rank: int, ranks: int, chunks: int, folder: Path) -> None:
     """Run some steps of one of torch's schedules under the profiler, and write the rank's trace and what it timed."""
     ids, taken, kind = stages_of(name, rank, ranks), [], getattr(pipelining.schedules, name)
     count = ranks * len(ids)
@@ -96,7 +88,7 @@ def trace_schedule(
     def example() -> Tensor:
         return torch.empty(ROWS, DIM, requires_grad=True)
 
-    layers = [Layer(slower * (1.5 if stage == 0 else 1.0)) for stage in ids]
+    layers = [Layer(1.5 if stage == 0 else 1.0) for stage in ids]
     stages = [
         _timed_stage(pipelining.PipelineStage)(
             *(partial(timed, stage), layer, stage, count, torch.device("cpu"), (example(),), example())
@@ -114,7 +106,7 @@ def trace_schedule(
             taken.clear()
             distributed.barrier()
             with torch.profiler.record_function(f"ProfilerStep#{step}"):
-                with marked(schedule) if name in marks else nullcontext():
+                with marked(schedule) if name in MARKED else nullcontext():
                     schedule.step(*([batch] if 0 in ids else []), target=target if count - 1 in ids else None)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -124,25 +116,19 @@ def trace_schedule(
     (folder / f"timed{rank}.json").write_text(json.dumps(steps))
 
 
-def _run(rank: int, ranks: int, folder: Path, slower: float, marks: Collection[str]) -> None:
+def _run(rank: int, ranks: int, folder: Path) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
     torch.set_num_threads(1)
     store = distributed.FileStore(str(folder / "store"), ranks)
     distributed.init_process_group("gloo", rank=rank, world_size=ranks, store=store)
-    chunks = 2 * ranks
     for name in (*SCHEDULES, RUNTIME):
-        trace_schedule(name, rank, ranks, chunks, folder / name, slower, marks)
+        trace_schedule(name, rank, ranks, 2 * ranks, folder / name)
     distributed.destroy_process_group()
 
 
-def make_traces(ranks: int, folder: Path, slower: float = 1.0, marks: Collection[str] = MARKED) -> Path:
+def make_traces(ranks: int, folder: Path) -> Path:
     """Trace all of torch's schedules on this many gloo processes, below a folder, and an order that torch lacks."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "order.csv").write_text(to_torch_csv(zb_h1(ranks, 2 * ranks)))
-    mp.start_processes(_run, (ranks, folder, slower, marks), nprocs=ranks, start_method="forkserver")
+    mp.start_processes(_run, (ranks, folder), nprocs=ranks, start_method="forkserver")
     return folder
-
-
-if __name__ == "__main__":
-    slower = float(sys.argv[3]) if len(sys.argv) > 3 else 1.0
-    make_traces(int(sys.argv[1]), Path(sys.argv[2]), slower, (*SCHEDULES, RUNTIME) if "marked" in sys.argv else MARKED)

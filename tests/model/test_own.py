@@ -12,6 +12,7 @@ from own_model import (
     emptying,
     leaving,
     mixed,
+    normalised_together,
     normed,
     of_last,
     partly_frozen,
@@ -60,7 +61,6 @@ REFUSED = {  # a part of what the message says -> the function; `config/bad_inpu
 
 
 def test_what_the_caller_has_set_does_not_count():
-    """Ranks do not see it either."""
     contexts = nullcontext(), torch.inference_mode(), torch.no_grad(), torch.autocast("cpu"), torch.device("meta")
     facts = []
     for number, context in enumerate(contexts):
@@ -87,6 +87,7 @@ def test_the_facts_of_a_model():
     assert (facts.context, facts.dtype, facts.changes_buffers) == (4, "float32", False)
     assert settings_of(mixed, dtype="float64").facts.dtype == "float64"
     assert settings_of(normed).facts.changes_buffers
+    assert settings_of(normalised_together).facts.mixing == (2,)
     assert settings_of(tied_layers).facts.tied == (
         ((0, "weight"), (6, "weight")),
         ((2, "weight"), (3, "0.weight"), (4, "weight")),
@@ -140,7 +141,6 @@ def test_the_weights_follow_from_the_seed_and_not_from_the_ranks(function, layer
 
 
 def test_a_function_may_empty_a_list_that_it_is_given():
-    """Ranks that are threads give it the same one."""
     model = build_model(replace(settings_of(emptying), keys={"widths": [8]}))
     assert [len(model.build(range(3), 0)) for _ in range(2)] == [3, 3]
 
@@ -160,41 +160,29 @@ def test_a_function_that_was_changed_is_refused(monkeypatch):
         build_model(settings)
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        (lambda: torch.set_default_dtype(torch.float64), "set_default_dtype"),
-        (
-            lambda: torch.set_default_device("cuda"),
-            "set_default_device",
-        ),
-        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "set_num_threads"),
-        (lambda: torch.set_grad_enabled(False), "set_grad_enabled"),
-        (lambda: torch.use_deterministic_algorithms(True), "set_deterministic_debug_mode"),
-        (lambda: torch.set_float32_matmul_precision("medium"), "set_float32_matmul_precision"),
-        (torch.autocast("cpu", torch.bfloat16).__enter__, "autocast of cpu"),
-    ],
-)
-def test_a_function_that_changes_a_setting_of_torch_is_refused_and_the_setting_is_as_it_was(change, name):
-    said = f"mine changes a setting of torch .*{name}"
+CHANGES = {
+    "set_default_dtype": lambda: torch.set_default_dtype(torch.float64),
+    "set_default_device": lambda: torch.set_default_device("cuda"),
+    "set_num_threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "set_grad_enabled": lambda: torch.set_grad_enabled(False),
+    "set_deterministic_debug_mode": lambda: torch.use_deterministic_algorithms(True),
+    "set_float32_matmul_precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "autocast of cpu": torch.autocast("cpu", torch.bfloat16).__enter__,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_function_that_changes_a_setting_of_torch_is_refused_and_the_setting_is_as_it_was(name):
     for place in ("cpu", "meta"):  # where the function is called
-        with torch.device(place), pytest.raises(ValueError, match=said), unchanged("mine"):
-            change()
+        said = pytest.raises(ValueError, match=f"mine changes a setting of torch .*{name}")
+        with torch.device(place), said, unchanged("mine"):
+            CHANGES[name]()
         with unchanged("nothing"):
             assert (nn.Linear(2, 2)(torch.ones(1, 2)).dtype, torch.ones(1).device.type) == (torch.float32, "cpu")
         assert torch.is_grad_enabled()
         assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_every_layer_s_memory_is_measured(split):
-    layers = probe_layers(settings_of(mixed), 8, split)
-    weights = [sum(p.nbytes for p in layer.parameters()) for layer in mixed().layers]
-    assert [layer.weights for layer in layers] == weights
-    assert [layer.boundary.at(8) for layer in layers[1:3]] == [8 * 4 * 8 * 4, 8 * 6 * 8 * 4]
-
-
 def test_a_layer_that_ends_the_process_later_on_ends_no_command():
-    """In the command it counts as a layer that cannot be measured; the rank that runs it is named when it does."""
     with pytest.raises(ValueError, match=r"layer \d+ cannot be measured: SystemExit: 0"):
         probe_layers(settings_of(leaving), 8, False)

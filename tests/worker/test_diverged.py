@@ -9,16 +9,9 @@ from user import SMALL, microp, read
 
 from microp.model import Stage
 from microp.records import read_errors, read_rows, summarise
-from microp.records.recorder import to_json
 from microp.schedule.builders import one_f_one_b
 from microp.settings import SnapshotSettings
 from microp.worker import RankError, launch_ranks, run_threads
-
-
-def test_numbers_that_are_not_finite_are_null_in_json():
-    value = {"a": math.nan, "b": [1.5, math.inf, (-math.inf,)], "c": {"d": "nan", "e": None, "f": True}}
-    assert to_json(value) == '{"a": null, "b": [1.5, null, [null]], "c": {"d": "nan", "e": null, "f": true}}'
-
 
 SAVED_THEN = SnapshotSettings("disk", 2, 1, False, None, False)  # before step 2
 SAVED_EACH = SnapshotSettings("disk", 1, 1, True, None, True)

@@ -184,17 +184,15 @@ def test_older_ones_are_removed_but_nothing_of_others(keep, stay, uninterrupted,
 
 
 def test_a_resumed_attempt_removes_what_the_attempts_before_it_left(uninterrupted, tmp_path):
-    run_folder = tmp_path / "run"
-    shutil.copytree(uninterrupted["mlp"][0].parent, run_folder)
-    shutil.rmtree(snapshots.snapshot_folder(run_folder / "attempt-1", 6))
-    (run_folder / "attempt-1" / "snapshots" / ".step-6.draft").mkdir()
-    first, second = (run_folder / f"attempt-{number}" / "snapshots" / "step-2" for number in (1, 2))
-    shutil.copytree(first, second)
-    newest = snapshots.unfinished_snapshot(run_folder, STEPS)
-    assert newest == Snapshot(str(run_folder / "attempt-1" / "snapshots" / "step-4"), 4)
+    attempt = Path(shutil.copytree(uninterrupted["mlp"][0], tmp_path / "run" / "attempt-1"))
+    shutil.rmtree(snapshots.snapshot_folder(attempt, 6))
+    (attempt / "snapshots" / ".step-6.draft").mkdir()
+    shutil.copytree(attempt / "snapshots" / "step-2", tmp_path / "run" / "attempt-2" / "snapshots" / "step-2")
+    newest = snapshots.unfinished_snapshot(tmp_path / "run", STEPS)
+    assert newest == Snapshot(str(attempt / "snapshots" / "step-4"), 4)
     job = job_of("mlp", snapshot=SnapshotSettings("disk", 5, 1, True, None, False), resumed=newest)
-    run(job, run_folder / "attempt-3")
-    left = sorted(str(each.relative_to(run_folder)) for each in run_folder.glob("*/snapshots/*"))
+    run(job, tmp_path / "run" / "attempt-3")
+    left = [str(each.relative_to(tmp_path / "run")) for each in tmp_path.glob("run/*/snapshots/*")]
     assert left == ["attempt-3/snapshots/step-5"]
 
 
