@@ -38,5 +38,4 @@ def read_spans(*rows: str) -> list[Span]:
 
 
 def equal(stages: int, forward: Any, backward: Any, latency: Any = 0) -> Costs:
-    """Return costs with the same times on every stage."""
     return for_stages(stages, forward=forward, backward=backward, latency=latency)

@@ -58,8 +58,6 @@ LARGE = ("model.layers=8", "model.dim=4096", "batch_size=4096", "steps=30", "war
 
 
 class Card(NamedTuple):
-    """What is tried."""
-
     device: str  # `cuda`; or `cpu` in its place, by which everything but the card itself can be tried
     gpus: int
     folder: Path  # gets the runs and the file of figures
@@ -129,12 +127,10 @@ def losses_on_cpu(card: Card, *words: str) -> list[float]:
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest value; not a number if one is none, which `max` can overlook."""
     return max(values, key=lambda value: (math.isnan(value), value))
 
 
 def gap(found: Sequence[float], wanted: Sequence[float]) -> float:
-    """Return the largest difference, relative to what is wanted."""
     return largest(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
 
 
@@ -246,7 +242,6 @@ def profile(card: Card) -> Iterator[Figure]:
 
 
 def torch_alone(card: Card) -> Iterator[Figure]:
-    """Run torch's runtime on one rank, for which the command wants a pipeline."""
     job = job_of(*GIVEN, *SMALL, "model.dtype=float64", "ranks=1", *card.alone)
     backend = "nccl" if card.device == "cuda" else "gloo"
     yield same_gradients(replace(job, schedule=gpipe(1, 4), backend=backend, engine=EngineSettings("torch", False)))
@@ -324,7 +319,6 @@ def results(card: Card, parts: dict[str, tuple[int, Part]]) -> Iterator[Result]:
 
 
 def about(card: Card) -> dict[str, Any]:
-    """Return what was tried: the GPUs, the versions, the machine."""
     names = [torch.cuda.get_device_name(i) for i in range(card.gpus)] if card.device == "cuda" else []
     nccl = torch.cuda.nccl.version() if card.device == "cuda" else None
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl}

@@ -27,5 +27,4 @@ class LayerPrices(Prices):
 
 
 def of_layers(times: Sequence[float], device: DeviceSettings | None = None, latency: float = 0) -> LayerPrices:
-    """Prices of layers whose backward takes twice their forward."""
     return LayerPrices([LayerTimes(t, t, t, 2 * t, t) for t in times], device, latency)

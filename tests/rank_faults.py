@@ -117,7 +117,6 @@ class Unreadable:
 
 
 def sleep_on(_job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
-    """Say who I am, then do nothing for a long time."""
     (attempt / f"pid{comms.rank}").write_text(str(os.getpid()))
     time.sleep(600)
 

@@ -165,7 +165,6 @@ def test_every_module_says_its_one_job():
 
 
 def test_a_command_is_a_screen():
-    """It parses, calls and prints."""
     for path in FILES:
         assert package_of(path) != "microp" or len(path.read_text().splitlines()) <= 60, name(path)
 

@@ -62,7 +62,6 @@ BEGINS_S, ENDS_S = 120, 600  # how long a busy machine may take from a start to 
 
 @pytest.fixture(scope="module")
 def times(request):
-    """How often each fault is made; it scales the other parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, MINE)
         patch.setenv("WANDB_MODE", "disabled")
@@ -78,7 +77,6 @@ class Usage(NamedTuple):
     segments: int
 
     def more_than(self, early: "Usage") -> list[str]:
-        """What has grown since an earlier look."""
         each = zip(Usage._fields, early, self, MORE, strict=True)
         return [f"{name} grew from {was:.0f} to {now:.0f}" for name, was, now, more in each if now > was + more]
 
@@ -105,7 +103,6 @@ def processes(known: Collection[int] = ()) -> dict[int, str]:
 
 
 def still_there(known: Collection[int]) -> list[str]:
-    """The processes that a command has left; `known` are those that were there before it."""
     wait_until(lambda: not processes(known), 30)
     return [f"still runs: {command[:100]}" for command in processes(known).values()]
 
@@ -241,7 +238,6 @@ def test_a_sweep_that_is_killed_again_and_again_is_finished_by_the_same_command(
 
 
 def unreadable(folder: Path) -> list[str]:
-    """The attempts whose rows cannot be read, or whose status is none."""
     problems = []
     for attempt in (attempt for run in folder.glob("outputs/runs/*") for attempt in attempts(run)):
         try:
@@ -255,7 +251,6 @@ def unreadable(folder: Path) -> list[str]:
 
 
 def unfinished(folder: Path, points: int) -> list[str]:
-    """What the last sweep's table lacks."""
     tables = sorted(folder.glob("outputs/sweeps/*/table.csv"), key=lambda path: path.stat().st_mtime)
     statuses = [row["status"] for row in csv.DictReader(tables[-1].open())] if tables else []
     done = statuses.count("finished")
@@ -263,7 +258,6 @@ def unfinished(folder: Path, points: int) -> list[str]:
 
 
 def attempts_with(folder: Path, name: str) -> int:
-    """The number of attempts that have a file: `summary.json`, when they have ended, or their first rows."""
     return len(list(folder.glob(f"outputs/runs/*/attempt-*/{name}")))
 
 

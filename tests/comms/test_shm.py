@@ -35,7 +35,6 @@ def test_mailboxes_give_what_was_sent(backend, tmp_path):
 
 @BOTH
 def test_a_wait_ends_in_time_and_costs_no_core(backend, tmp_path):
-    """Three ranks, which on a small machine are more than its cores."""
     results = run(3, messages.wait_for_nothing, tmp_path, timeout_s=3, backend=backend)
     for rank in (1, 2):
         said, took, spent = results[rank]
@@ -49,7 +48,6 @@ def test_a_rank_that_is_still_at_the_end_does_not_miss_those_that_have_left(tmp_
 
 
 def holders(inode: str) -> list[str]:
-    """The processes that have a segment mapped."""
     found = []
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # it has ended, or is somebody else's

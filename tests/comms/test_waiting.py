@@ -37,7 +37,6 @@ class Host:
 
 
 def test_what_the_host_overslept_is_not_the_device_s(monkeypatch):
-    """It is given back, once; work that takes too long is given nothing back."""
     host, pacer = Host(monkeypatch), Pacer()
     pacer.until(1500)
     assert (host.now, pacer.now()) == (1530, 1500)
@@ -136,7 +135,6 @@ def test_steps_without_waits_as_of_another_engine_whose_threads_delay_the_rank_d
 
 @pytest.mark.parametrize("step", [1, 10, 100])
 def test_a_core_shared_with_another_process_is_given_up(look, step):
-    """The other has turns of 4 ms as often as the rank, however short its steps are."""
     spins, left = [], 4
     for _ in range(2000 // step):
         turns, left = divmod(left - step, 4) if left < step else (0, left - step)

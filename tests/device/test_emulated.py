@@ -131,7 +131,6 @@ def test_a_step_with_pairs_lasts_what_its_closed_form_says(tmp_path):
     ids=["actions", "sums over replicas", "sums over copies"],
 )
 def test_overruns_are_counted_and_said(tmp_path, given, each, actions):
-    """Rank 1, or its sums, are told to take no time at all."""
     _, _, summary = run(tmp_path, **given)
     rows = [[row for row in read_rows(tmp_path, rank) if row["phase"] == "measured"] for rank in range(actions // 8)]
     assert all(row["overruns"] >= each for row in rows[1])  # no more, unless the machine stands still
@@ -141,7 +140,6 @@ def test_overruns_are_counted_and_said(tmp_path, given, each, actions):
 
 
 def test_recomputation_is_booked_as_it_was_told(tmp_path):
-    """Its real work takes no time to speak of; what is accounted for is the nominal time."""
     _, spans, summary = run(tmp_path, "except_last", forward_ms=1.0, backward_ms=2.0, recompute_ms=[1.0, 3.0])
     assert summary["time_ms"]["recompute"] == pytest.approx([3 * 1.0, 3 * 3.0])
     for rank in range(2):

@@ -71,7 +71,6 @@ def test_what_a_shared_gpu_cannot_do_is_one_error(words, problem, two_gpus):
 
 
 def nvidia_smi(folder, monkeypatch, script: str) -> None:
-    """A program of its name."""
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\nexec sleep 60\n")
     (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
@@ -107,7 +106,6 @@ def test_nvidia_smi_ends_with_what_asks_it(tmp_path, monkeypatch):
 
 
 def test_a_profile_of_a_gpu_uses_a_rank_per_gpu_and_names_the_card(two_gpus, monkeypatch):
-    """Ranks by the number of cores, as on a CPU, would ask for GPUs that are not there."""
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     for words in (("device=cuda",), SHARED):
         plan = make_cases(make_job(config(*words)))

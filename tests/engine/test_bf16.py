@@ -40,7 +40,6 @@ def test_products_are_in_bf16_and_weights_gradients_and_optimizer_in_float32():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("computing", [BF16, AS_WRITTEN])
 def test_the_types_between_layers_are_known_before_the_run(name, computing):
-    """Here those that the layers really make."""
     settings = model_of(f"{name}, bf16")
     model = build_model(settings)
     x = torch.randint(0, 256, (3, settings.row_bytes))

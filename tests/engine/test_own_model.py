@@ -70,7 +70,6 @@ def test_generators_are_left_alone_while_another_rank_makes_its_layers():
 @pytest.mark.parametrize("mode", CHECKPOINTING)
 @pytest.mark.parametrize("adapters", [False, True])
 def test_what_enters_a_layer_is_kept_only_if_an_operation_keeps_it(adapters, mode):
-    """Of the first layer of a stage or of a recomputed segment it is kept anyway."""
     for build in (one_f_one_b, zb_h1, zb_v):
         schedule = build(2, 4)
         job = own_job(

@@ -55,8 +55,6 @@ _FOLDER = tempfile.TemporaryDirectory()
 
 
 class Case(NamedTuple):
-    """How a shape is run."""
-
     schedule: str
     cut: str = "uniform"
     mode: str = "never"
@@ -109,7 +107,6 @@ def _usual_loss_is_tried_once():
 
 @cache
 def settings_of(name: str, dtype: str) -> OwnSettings | RefusedError:
-    """What a command makes of the shape, in whatever case."""
     node = {"name": f"own_{name}", "builder": "shapes.build", "shape": name, "dtype": dtype}
     try:
         return own_model(node, AS_WRITTEN, DeviceSettings("cpu", 1))
@@ -118,7 +115,6 @@ def settings_of(name: str, dtype: str) -> OwnSettings | RefusedError:
 
 
 def job_of(name: str, case: Case) -> Job:
-    """Raises RefusedError."""
     model = settings_of(name, case.dtype)
     if isinstance(model, RefusedError):
         raise model
@@ -131,12 +127,6 @@ def job_of(name: str, case: Case) -> Job:
 
 
 def trained(job: Job) -> Trained:
-    """Train, each rank a thread.
-
-    Raises:
-        RefusedError: a rank refuses the model while it sets itself up.
-        Exception: a step fails.
-    """
 
     def live(comms: Comms) -> tuple[list[float], dict[int, dict[str, Tensor]]]:
         try:

@@ -48,7 +48,6 @@ def job_for(build, **changes):
 
 
 def each_job(**changes):
-    """A job of each schedule that this version of torch can run."""
     jobs = [job_for(build, **changes) for build in BUILDERS.values()]
     return [job for job in jobs if not torch_problems(job.schedule, job.checkpointing, job.rows)]
 
@@ -61,7 +60,6 @@ def test_every_schedule_of_torch_is_tried():
 
 
 def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
-    """Of the first step and of the second, which sees the optimizer's work."""
     jobs = each_job()
     jobs += [job_for(gpipe, model=gpt(), checkpointing=CHECKPOINTING[name]) for name in ("never", "always", "segments")]
     views = settings_of(shapes.build, shape="lstm_whose_result_is_not_contiguous")

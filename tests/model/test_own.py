@@ -130,7 +130,6 @@ def test_what_a_forward_changes_and_no_state_dict_has_is_known(make, what):
 
 @pytest.mark.parametrize(("function", "layer"), [(mixed, 3), (by_numpy, 1)])
 def test_the_weights_follow_from_the_seed_and_not_from_the_ranks(function, layer):
-    """Whoever draws them; the generators of torch, numpy and Python are left as they were."""
     model = build_model(settings_of(function))
     states = generator_states()
     [alone], [other] = (model.build([layer], seed) for seed in (5, 6))

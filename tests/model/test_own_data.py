@@ -52,7 +52,6 @@ def test_what_a_rank_holds_of_them_is_counted():
 
 @pytest.mark.parametrize(("model", "step"), [(drawn_anew, 0), (shuffled_later, 1)])
 def test_ranks_with_other_data_end_before_the_step(model, step):
-    """Inputs of one data set and targets of another would train, and wrongly."""
     job = own_job(settings_of(model), schedule=gpipe(2, 2), backend="threads")
     said = f"rank 1 has other data than rank 0 in step {step}: the model's function must give the same data"
     with pytest.raises(ValueError, match=said):

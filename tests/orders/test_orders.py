@@ -40,7 +40,6 @@ def test_found_orders_are_valid_within_the_cap_and_never_worse_than_named_ones()
 
 
 def test_the_search_finds_the_best_of_every_order_there_is():
-    """On two ranks with two microbatches, where all orders can be tried."""
     random = Random(3)
     for _ in range(6):
         costs = Costs(*[(random.randint(1, 5), random.randint(1, 5)) for _ in range(3)], latency=random.randint(0, 1))

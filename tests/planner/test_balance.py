@@ -108,7 +108,6 @@ def test_the_first_stage_of_1f1b_gets_fewer_layers_if_memory_is_short():
 
 
 def test_recomputation_counts():
-    """A layer that takes long to recompute weighs more only if it is recomputed."""
     layers = [LayerTimes(1, 1, 1, 2, 1)] * 3 + [LayerTimes(1, 1, 1, 2, 7)]
     schedule = builders.gpipe(2, 4)
     kept = task_of(schedule, LayerPrices(layers))

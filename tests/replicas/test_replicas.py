@@ -116,7 +116,6 @@ def test_a_gradient_that_arrives_again_after_its_sum_has_started_ends_the_step(s
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(1, 2), (2, 3)])
 def test_processes(ranks, replicas, whole, tmp_path):
-    """Schedules and syncs take turns; all are with all with `--whole`."""
     every = partial(cases, replicas, ranks, [*SYNCS.values(), TORCH], 3 if ranks == 1 else 4)
     jobs = list(every(1 if whole else 8))
     bare = schedules.interleaved(ranks, 4) if ranks > 1 else None  # the layer of its second stage has no weights

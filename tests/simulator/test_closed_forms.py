@@ -213,25 +213,6 @@ def test_a_last_round_below_the_number_of_ranks_is_longer_or_deadlocks(whole: bo
     assert found["deadlock"] > 0
 
 
-@pytest.mark.parametrize(
-    ("ranks", "loops", "chunks", "single", "double"),
-    [
-        (4, 2, 8, [90, 120, 150, 210], [90, 104, 118, 146]),
-        (8, 2, 16, [210, 280, 350, 490], [210, 240, 270, 330]),
-        (4, 4, 8, [90, 148, 206, 322], [90, 120, 150, 210]),
-    ],
-)
-def test_a_single_warmup_pays_for_its_memory_with_latency(ranks, loops, chunks, single, double) -> None:
-    """Idle time of a step with F of 10 and B of 20 for hops of 0, 1, 2 and 4."""
-    for warmup, expected in (("single", single), ("double", double)):
-        order = schedules.interleaved(ranks, chunks, loops, warmup=schedules.Warmup(warmup))
-        costs = [Costs((10,) * order.stages, (20,) * order.stages, latency=hop) for hop in (0, 1, 2, 4)]
-        assert [makespan(simulate(order, each)) - chunks * loops * 30 for each in costs] == expected
-    assert (
-        max(held_peak(schedules.interleaved(ranks, chunks, loops, ranks, 0, schedules.Warmup.single))) == ranks * loops
-    )
-
-
 def test_a_smaller_group_of_gis_never_holds_more_and_never_waits_less() -> None:
     for ranks, loops in product((2, 3, 4, 5, 6), (2, 3)):
         orders = [schedules.gis(ranks, 60, loops, group) for group in range(-(-ranks // 2), ranks + 1)]

@@ -47,7 +47,6 @@ def test_every_rank_keeps_its_row_of_that_step(start, changes, tmp_path):
 
 
 def test_as_typed(tmp_path):
-    """One point of a sweep diverges, the other one finishes."""
     words = ["-m", "learning_rate=1e6,0.001", "model.layers=12", *SMALL[1:], "comms=threads", "tracking=disabled"]
     done = microp(*words, folder=tmp_path)
     assert done.returncode == 3, done.stderr

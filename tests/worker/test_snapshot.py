@@ -33,7 +33,6 @@ def job_of(name: str, **changes) -> Job:
 
 
 def run(job: Job, attempt: Path) -> dict[int, float]:
-    """The loss of the whole batch in every step."""
     attempt.mkdir(parents=True)
     run_threads(job, attempt)
     losses: dict[int, float] = {}
@@ -54,7 +53,6 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """One uninterrupted run of each model: its attempt and its losses."""
     torch.set_num_threads(1)
     attempts = {name: tmp_path_factory.mktemp(name) / "run" / "attempt-1" for name in MODELS}
     return {name: (attempt, run(job_of(name), attempt)) for name, attempt in attempts.items()}
@@ -76,7 +74,6 @@ def saved(attempt: Path, step: int) -> Snapshot:
 
 @pytest.mark.parametrize("where", ELSEWHERE)
 def test_it_goes_on_bit_for_bit(where, uninterrupted, whole, tmp_path):
-    """The models take turns; with `--whole` each goes on everywhere."""
     changes = dict(ELSEWHERE[where])
     for model in MODELS if whole else [list(MODELS)[list(ELSEWHERE).index(where) % len(MODELS)]]:
         attempt, losses = uninterrupted[model]
@@ -153,7 +150,6 @@ def test_what_a_snapshot_leaves(uninterrupted):
 
 
 def test_loading_executes_nothing(uninterrupted, tmp_path):
-    """A file that would call a function is refused."""
     attempt, _ = uninterrupted["mlp"]
     folder = tmp_path / "step-4"
     shutil.copytree(snapshots.snapshot_folder(attempt, 4), folder)
