@@ -5,15 +5,7 @@ import threading
 import pytest
 from conftest import CHECKPOINTING, small_job
 from one_process import by_threads
-from own_model import (
-    drawing_of_many,
-    narrowing,
-    own_job,
-    peaks_of,
-    residual,
-    rooted,
-    settings_of,
-)
+from own_model import drawing_of_many, narrowing, own_job, peaks_of, residual, rooted, settings_of
 
 from microp.comms import thread_comms
 from microp.engine import ActionError

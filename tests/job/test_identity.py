@@ -11,7 +11,7 @@ from microp.job import Job, identity
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe, one_f_one_b
 
-GOLDEN = {  # overrides -> the run id that they had before the code was moved into packages
+GOLDEN = {  # overrides -> the run id that they have always had
     "": "gpipe-m4-k2-55b3113b",
     "schedule=1f1b chunks=8": "1f1b-m8-k2-4515b895",
     "schedule=interleaved ranks=4 chunks=8": "interleaved-m8-k4-e29eacc0",

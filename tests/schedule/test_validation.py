@@ -118,11 +118,7 @@ def test_a_cycle_is_one_of_actions_that_wait_for_each_other(number, builder):
 
 @pytest.mark.parametrize(
     ("row", "chunks"),
-    [
-        ("0F0 0B0 200000000F0", 1),
-        ("0F0 0B0 0F199999999", 200_000_000),
-        ("199999999F0 199999999B0", 2_000_000_000),
-    ],
+    [("0F0 0B0 200000000F0", 1), ("0F0 0B0 0F199999999", 200_000_000), ("199999999F0 199999999B0", 2_000_000_000)],
 )
 def test_a_typo_takes_no_time(row, chunks):
     start = time.process_time()

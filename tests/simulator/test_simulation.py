@@ -172,10 +172,7 @@ def test_what_cannot_end_is_refused(rows, message):
 
 @pytest.mark.parametrize(
     "rows",
-    [
-        ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"),
-        ("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1W0 1F1 1I1 1W1"),
-    ],
+    [("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), ("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1W0 1F1 1I1 1W1")],
     ids=["whole", "divided"],
 )
 def test_a_schedule_that_lacks_or_repeats_an_action_is_refused(rows):
