@@ -10,8 +10,7 @@ from itertools import combinations, pairwise, product
 from random import Random
 
 import pytest
-from drawn import defined
-from random_schedules import random_schedule
+from drawn import defined, random_schedule
 
 from microp import schedule as schedules
 from microp.schedule import Action, Op, Schedule, assign_slots, completed_sends, receives_to_post, remote_links

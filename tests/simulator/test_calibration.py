@@ -7,9 +7,8 @@ from itertools import product
 from random import Random
 
 import pytest
-from catalogue import build, each_builder, label
-from drawn import read, read_spans
-from random_schedules import random_costs, random_schedule
+from catalogue import EVERY, build, each_builder, label
+from drawn import random_costs, random_schedule, read, read_spans
 
 from microp.schedule import Op, Schedule
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
@@ -61,22 +60,14 @@ def assert_same_costs(schedule: Schedule, costs: Costs) -> None:
         assert found.hop(link) == costs.hop(link)
 
 
-@each_builder
-def test_costs_of_simulated_spans_give_the_same_spans_again(builder, whole):
-    """For every K of at most 4 and every M; without `--whole` for M below, at and above it, divided by it or not."""
-    random = Random(label(builder))
-    for ranks, chunks in product(range(1, 5), range(1, 15) if whole else (1, 2, 4, 7, 9)):
-        schedule = build(builder, ranks, chunks).apart
-        costs = uneven_costs(random, schedule)
-        assert_same_spans(schedule, costs)
-        assert_same_costs(schedule, costs)
-
-
-def test_any_schedule(whole):
-    """Stages anywhere, some backwards divided and others not, tensors used in any order."""
+def test_costs_of_simulated_spans_give_the_same_spans_again(whole):
+    """Stages anywhere, some backwards divided and others not, tensors used in any order; and what builders make."""
     random = Random(12)
-    for _ in range(400 if whole else 80):
-        schedule = random_schedule(random)
+    orders = [random_schedule(random) for _ in range(400 if whole else 80)]
+    for number, builder in enumerate(EVERY):
+        for ranks, chunks in product(range(1, 5), range(1, 15)) if whole else ((2 + number % 3, 4 + number % 4),):
+            orders.append(build(builder, ranks, chunks).apart)
+    for schedule in orders:
         costs = uneven_costs(random, schedule)
         assert_same_spans(schedule, costs)
         assert_same_costs(schedule, costs)

@@ -7,8 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from drawn import equal
-from random_schedules import random_costs, random_schedule
+from drawn import equal, random_costs, random_schedule
 
 from microp.schedule import Op
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
@@ -90,6 +89,13 @@ def test_small_gradients_wait_for_the_end_of_a_stage_s_linears():
     assert stage_bytes([later, small], 2, NEVER).in_weight == 60
     assert stage_bytes([later, later], 2, NEVER).in_weight == 60
     assert stage_bytes([later, small._replace(freed=Size(10))], 2, NEVER).in_weight == 50
+
+
+def test_what_enters_a_layer_is_kept_by_operations_alone_inside_a_stage():
+    layer = LAYER._replace(input_unsaved=Size(per_row=10), input_pending=Size(per_row=10), pending=Size(per_row=15))
+    memory = stage_bytes([layer._replace(pending_unsaved=Size(per_row=10))] * 3, 2, NEVER)
+    assert (memory.whole, memory.input_whole) == (2 * (20 + 20 + 20), 2 * 10)  # something inside, the output
+    assert memory.pending == 2 * (5 + 5 + 5)
 
 
 def test_what_some_backwards_of_a_stage_need_in_addition():

@@ -8,8 +8,7 @@ from time import process_time
 
 import numpy as np
 import pytest
-from drawn import equal, read
-from random_schedules import random_cases, random_schedule
+from drawn import equal, random_cases, random_schedule, read
 
 from microp.schedule import Action, Op, Schedule, builders, validate
 from microp.schedule.builders import chimera, dualpipe, gpipe, one_f_one_b

@@ -14,7 +14,7 @@ import own_model
 import pytest
 import rank_faults
 from conftest import small_job
-from sockets import is_loopback, listening
+from rank_faults import is_loopback, listening
 from user import until
 
 from microp.comms.waiting import is_alive

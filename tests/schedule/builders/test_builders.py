@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -92,16 +91,6 @@ def test_with_one_stage_a_rank_or_one_slice_the_orders_are_the_plain_ones() -> N
         (schedules.seq_1f1b(4, 8, slices=1, stages_per_rank=3), single),
     ):
         assert order.ranks == plain.ranks
-
-
-def test_backwards_that_go_along_the_sequence_deadlock() -> None:
-    sliced = schedules.seq_1f1b(2, 2)
-    swapped = tuple(
-        tuple(action._replace(microbatch=action.microbatch ^ 1) if action.op is Op.B else action for action in row)
-        for row in sliced.ranks
-    )
-    with pytest.raises(ValueError, match="it deadlocks: 1B0 waits for 1B1, which comes after 1B0 on rank 1"):
-        validate(replace(sliced, ranks=swapped))
 
 
 def test_dualpipe_v_says_which_chunks_it_takes_and_a_rank_holds_at_least_one_stage() -> None:
