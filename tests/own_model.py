@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -204,7 +203,7 @@ def settings_of(function: Callable[..., Layers], computing: Computing = AS_WRITT
 
 def peaks_of(job: Job) -> tuple[list[float], list[float]]:
     """The measured and the predicted peak memory of ranks that are threads, in MiB."""
-    measured = in_threads(job.ranks, lambda comms: training.peak_memory([job], job, comms, 0, Path())[0])
+    measured = in_threads(job.ranks, partial(training.peak_memory, job))
     layers = layer_memory(job.model, job.workload.mean_rows, bool(job.schedule.input_gradients), AS_WRITTEN)
     return measured, peak_memory_mib(job.workload, layers, job.model.batch_bytes(job.shares[0]))
 

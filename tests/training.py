@@ -45,13 +45,11 @@ def order_of_a_step(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: i
     return orders
 
 
-def peak_memory(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
-    peaks = []
-    for job in jobs:
-        trainer, _ = trained(job, comms, 1)
-        trainer.load(1)
-        peaks.append(trainer.memory_step(1)["peak_memory_mib"])
-    return peaks
+def peak_memory(job: Job, comms: Comms) -> float:
+    """This rank's peak in MiB."""
+    trainer, _ = trained(job, comms, 1)
+    trainer.load(1)
+    return trainer.memory_step(1)["peak_memory_mib"]
 
 
 class Left(NamedTuple):

@@ -92,9 +92,8 @@ def test_all_is_compiled_before_the_first_step(graphs, tmp_path):
     both = in_threads(2, train, timeout_s=300)
     for counts, _ in both:
         assert counts[0] == counts[-1] > 0
-    peaks = partial(training.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
-    written = in_threads(2, peaks, timeout_s=300)
-    assert [peak for _, peak in both] == [peak for [peak] in written]
+    written = in_threads(2, partial(training.peak_memory, replace(job, computing=AS_WRITTEN)), timeout_s=300)
+    assert [peak for _, peak in both] == written
 
 
 def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch):

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from random import Random
 
 import pytest
 import torch
 import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
+from drawn import random_schedule, read
 from one_process import assert_near, by_one_process, by_processes, by_threads
-from own_model import mixed, of_all, settings_of
+from own_model import mixed, of_all, peaks_of, settings_of
 from shapes import Does
 from threads import in_threads
 from torch import nn
@@ -62,6 +64,19 @@ def test_memory_is_predicted_to_the_byte(words, tmp_path):
     for predicted, measured in zip(summary["predicted"]["peak_memory_mib"], summary["peak_memory_mib"], strict=True):
         assert 4 * least <= (measured - predicted) * 2**20 <= 4 * most + 4 * 12
     assert "slices" not in words or summary["in_flight_peak"] == [1.25, 1.0]
+
+
+@pytest.mark.parametrize("mode", ["never", "always", "segments"])
+def test_memory_of_any_order_is_predicted_to_the_byte(mode):
+    """Stages anywhere and in any turn, whole backwards beside divided ones; but for the same counts and losses."""
+    random, model = Random(4), replace(mlp(), dim=64)
+    trained = [
+        s for s in (random_schedule(random) for _ in range(30)) if len(s.last_gradients) == s.stages
+    ]  # all of it
+    for order in [read("0F0 1F0 0F1 1F1 1I0 1W0 0I0 0W0 1I1 1W1 0I1 0W1", chunks=2), *trained]:
+        rows = {"partition": uniform(6, order.stages), "batch_size": 30 * order.chunks}
+        measured, predicted = peaks_of(small_job(mode, schedule=order, model=model, backend="threads", **rows))
+        assert all(0 <= (one - other) * 2**20 <= 60 for one, other in zip(measured, predicted, strict=True)), order
 
 
 COPIES = [(dualpipe, 2, 4), (dualpipe, 2, 8), (dualpipe, 4, 8), (dualpipe, 4, 10), (chimera, 2, 2), (chimera, 4, 2)]
