@@ -19,6 +19,7 @@ from microp.config import compose_config, read_config
 from microp.config.config import to_yaml
 from microp.mirror import mirror, take_agent
 from microp.mirror import mirroring as wandb_mirror
+from microp.mirror.files import wandb_uid
 from microp.records import new_attempt, read_rows, read_spans, summarise, this_process, write_json, write_schedule
 from microp.settings import TrackingSettings
 from microp.worker.threads import run_threads
@@ -73,7 +74,7 @@ def last_summary(records: list[dict]) -> dict:
 
 
 def made(folder: Path) -> list[str]:
-    return sorted(path.name.split("-", 4)[4] for path in folder.glob("wandb/offline-run-*"))
+    return sorted(path.name.split("-", 3)[3] for path in folder.glob("wandb/offline-run-*"))
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +310,11 @@ def test_an_attempt_without_a_key_or_a_server_does_not_stop_the_others(attempt, 
     assert tracking.main([str(tmp_path)]) == 1
     assert "http://127.0.0.1:9 cannot be reached (Connection refused): add --mode offline" in capsys.readouterr().err
     assert not (tmp_path / "wandb").exists()
+
+
+def test_the_id_of_a_w_b_run_begins_with_its_role_and_its_run(attempt, tmp_path):
+    folder = Path(shutil.copytree(attempt, tmp_path / "zb_h1-m8-k2-0123cdef" / "attempt-1"))
+    assert wandb_uid(folder, "rank1") == "r1-zb_h1-m8-k2-0123abcd"
 
 
 def test_a_folder_that_is_not_there_and_online_without_a_key(monkeypatch, tmp_path, capsys):
