@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -73,10 +74,6 @@ def unseeded(_: int):
     return torch.randn(2, 4, 4, generator=GENERATOR), 0
 
 
-def of_most(logits, targets):
-    return F.cross_entropy(logits, targets, ignore_index=1)
-
-
 GENERATOR = torch.Generator().manual_seed(0)
 REFUSED = {  # a part of what the message says -> the layers
     "a int as data: give a map-style Dataset of (input, target), or a function (step, rows)": broken(3),
@@ -90,7 +87,7 @@ REFUSED = {  # a part of what the message says -> the layers
     ),
     "data that fail (ValueError: not two tensors of 2 rows": broken(lambda step, rows: torch.zeros(rows, 32)),
     "data that are others the second time: let them follow from the item or the step": broken(Items(9, unseeded)),
-    "a loss that is not the mean over the rows": broken(IMAGES, of_most),
+    "a loss that is not the mean over the rows": broken(IMAGES, partial(F.cross_entropy, ignore_index=1)),
     "a loss that fails for (output [2, 3] float32, targets [2] int64)": broken(IMAGES, F.mse_loss),
     "layer 0 (Sequential), which fails for its input [2, 2, 4, 4] float32": broken(
         IMAGES, layers=[nn.Sequential(nn.Flatten(), nn.Linear(9, 8)), nn.Linear(8, 3)]

@@ -18,12 +18,6 @@ from microp.schedule.builders import ORDERS, gpipe, naive, one_f_one_b
 from microp.schedule.messages import AHEAD
 
 
-def every_schedule(build):
-    """K from 1 to 5, M from 1 to 3K, where the builder is defined."""
-    for ranks in range(1, 6):
-        yield from defined(build, ranks, range(1, 3 * ranks + 1))
-
-
 def what_comes_before(schedule: Schedule) -> dict[Action, set[Action]]:
     """action -> all that has certainly ended when it begins."""
     waits = {action: set(schedule.parents(action)) for _, action in schedule}
@@ -75,7 +69,7 @@ def sizes(schedule: Schedule) -> dict[tuple[int, int], int]:
 @pytest.mark.parametrize("build", ORDERS.values(), ids=ORDERS)
 def test_nothing_is_overwritten_that_is_still_in_use_and_a_send_is_over_when_its_tensor_has_certainly_been_used(build):
     """What leaves a rank is what a parent on another rank makes."""
-    tried = list(every_schedule(build))
+    tried = [order for ranks in range(1, 6) for order in defined(build, ranks, range(1, 3 * ranks + 1))]
     assert len(tried) >= 5
     for schedule in tried:
         before, slots, links = what_comes_before(schedule), assign_slots(schedule), remote_links(schedule)

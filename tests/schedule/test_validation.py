@@ -192,12 +192,6 @@ def test_some_orders_use_tensors_in_another_order_than_they_are_sent():
         assert {link for link in sent if sent[link] != used[link]} == turned
 
 
-def assert_right(schedule: Schedule, transport) -> None:
-    """Its losses and gradients are the single process's, over a transport between threads."""
-    job = small_job(schedule=schedule, model=mlp("float64"))
-    assert_near(by_threads(job, transport=transport), by_one_process(job))
-
-
 SMALL = [
     (builder, ranks, chunks)
     for builder in EVERY
@@ -220,7 +214,8 @@ def test_a_mutant_is_refused_or_runs_correctly(builder, ranks, chunks, whole):
     assert kinds["swapped"] > 0
     rng, turn = random.Random(11), ranks + len(schedule.name)
     for number, (_, mutant) in enumerate(rng.sample(fine, min(10 if whole else 1, len(fine)))):
-        assert_right(mutant, (thread_comms, tagless)[(turn + number) % 2])
+        job = small_job(schedule=mutant, model=mlp("float64"))  # over a transport between threads
+        assert_near(by_threads(job, transport=(thread_comms, tagless)[(turn + number) % 2]), by_one_process(job))
 
 
 # --- schedules with one thing wrong, or with another order -----------------------------------------
