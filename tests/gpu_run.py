@@ -64,7 +64,7 @@ class Card(NamedTuple):
     large: tuple[str, ...] = LARGE  # the words of a model that keeps a card busy
     profile_s: int = 20
     schedules: tuple[str, ...] = SCHEDULES  # whose gradients are compared
-    models: dict[str, tuple[str, ...]] = MODELS
+    models: tuple[tuple[str, tuple[str, ...]], ...] = tuple(MODELS.items())
 
     @property
     def alone(self) -> tuple[str, ...]:  # the words for ranks with a GPU each
@@ -140,7 +140,7 @@ def median_ms(run: microp.Run) -> float:
 
 def same_losses(card: Card, *words: str) -> Iterator[Figure]:
     """Compare the losses with those of one rank on the CPU, for both models."""
-    for name, model in card.models.items():
+    for name, model in card.models:
         run = card.run(*SMALL, *model, *words)
         yield Figure(f"{name}: loss differs by", gap(losses(run), losses_on_cpu(card, *SMALL, *model)), NEAR)
         yield Figure("step ms", median_ms(run))
@@ -165,7 +165,7 @@ def same_gradients(job: Job) -> Figure:
 
 
 def gradients(words: Sequence[str], schedule: str, card: Card) -> Iterator[Figure]:
-    for model in card.models.values():
+    for _, model in card.models:
         double = (*SMALL, *model, "model.dtype=float64", "checkpointing=except_last")
         yield same_gradients(job_of(*GIVEN, *double, f"schedule={schedule}", "ranks=2", *words))
 
@@ -183,7 +183,7 @@ def dropout(card: Card) -> Iterator[Figure]:
 
 
 def bf16(card: Card) -> Iterator[Figure]:
-    for name, model in card.models.items():
+    for name, model in card.models:
         run = card.run(*SMALL, *model, "dtype=bf16", "ranks=2", *card.shared)
         yield Figure(f"{name}: loss differs by", gap(losses(run), losses_on_cpu(card, *SMALL, *model)), 0.02)
     for dtype in ("null", "bf16"):
@@ -192,7 +192,7 @@ def bf16(card: Card) -> Iterator[Figure]:
 
 
 def compiled(card: Card) -> Iterator[Figure]:
-    for name, model in card.models.items():
+    for name, model in card.models:
         began = time.monotonic()
         run = card.run(*SMALL, *model, "compile=true", "ranks=1", *card.alone)
         yield Figure(f"{name}: seconds", time.monotonic() - began)
