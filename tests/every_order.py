@@ -23,8 +23,6 @@ Step = tuple[Action, bool]  # an action, and whether its backward is divided: a 
 
 
 class Rows(NamedTuple):
-    """Rows that have been begun."""
-
     steps: tuple[tuple[Step, ...], ...]  # for each rank its actions
     free: tuple[Any, ...]  # for each rank when it can begin the next one
     left: tuple[Any, ...]  # for each rank the least time of the actions that have not run
@@ -98,7 +96,6 @@ class Orders:
         return Schedule("every", self.chunks, ranks, self.slices, self.copies)
 
     def _next(self, rows: Rows, rank: int) -> Iterator[Step]:
-        """Yield what may be the next action of a rank's row."""
         row = dict(rows.steps[rank])
         for stage, microbatch in self._pairs[rank]:
             f, b, w = (Action(op, stage, microbatch) for op in (Op.F, Op.B, Op.W))
@@ -133,7 +130,6 @@ class Orders:
         return not here or action._replace(stage=stage) in row
 
     def _is_stage(self, action: Action, stage: int) -> bool:
-        """Return whether there is such a stage in an action's copy of the model."""
         return stage // self.depth == action.stage // self.depth
 
     def _run(self, rows: Rows, rank: int, step: Step) -> Rows:

@@ -92,8 +92,6 @@ class Stream:
 
 
 class Event:
-    """A moment of a stream."""
-
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self.ms = gpu, 0.0
 
@@ -208,7 +206,6 @@ class Gpu(TorchDispatchMode):
 
 
 def _written(func: Any, returned: Any, args: Any, kwargs: Any) -> Any:
-    """The argument that a function which writes into its arguments returns."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.before_set & returned.alias_info.before_set:
             return args[place] if place < len(args) else kwargs[argument.name]
@@ -316,8 +313,6 @@ class HostComms(Comms):
 
 
 class Received(NamedTuple):
-    """A receive into the host's memory."""
-
     pending: Any
     gpu: Gpu
 

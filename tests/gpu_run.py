@@ -58,15 +58,13 @@ LARGE = ("model.layers=8", "model.dim=4096", "batch_size=4096", "steps=30", "war
 
 
 class Card(NamedTuple):
-    """What is tried."""
-
     device: str  # `cuda`; or `cpu` in its place, by which everything but the card itself can be tried
     gpus: int
     folder: Path  # gets the runs and the file of figures
     large: tuple[str, ...] = LARGE  # the words of a model that keeps a card busy
     profile_s: int = 20
     schedules: tuple[str, ...] = SCHEDULES  # whose gradients are compared
-    models: tuple[str, ...] = tuple(MODELS)
+    models: tuple[tuple[str, tuple[str, ...]], ...] = tuple(MODELS.items())
 
     @property
     def alone(self) -> tuple[str, ...]:  # the words for ranks with a GPU each
@@ -129,12 +127,10 @@ def losses_on_cpu(card: Card, *words: str) -> list[float]:
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest value; not a number if one is none, which `max` can overlook."""
     return max(values, key=lambda value: (math.isnan(value), value))
 
 
 def gap(found: Sequence[float], wanted: Sequence[float]) -> float:
-    """Return the largest difference, relative to what is wanted."""
     return largest(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
 
 
@@ -144,7 +140,7 @@ def median_ms(run: microp.Run) -> float:
 
 def same_losses(card: Card, *words: str) -> Iterator[Figure]:
     """Compare the losses with those of one rank on the CPU, for both models."""
-    for name, model in [(name, MODELS[name]) for name in card.models]:
+    for name, model in card.models:
         run = card.run(*SMALL, *model, *words)
         yield Figure(f"{name}: loss differs by", gap(losses(run), losses_on_cpu(card, *SMALL, *model)), NEAR)
         yield Figure("step ms", median_ms(run))
@@ -169,7 +165,7 @@ def same_gradients(job: Job) -> Figure:
 
 
 def gradients(words: Sequence[str], schedule: str, card: Card) -> Iterator[Figure]:
-    for _, model in [(name, MODELS[name]) for name in card.models]:
+    for _, model in card.models:
         double = (*SMALL, *model, "model.dtype=float64", "checkpointing=except_last")
         yield same_gradients(job_of(*GIVEN, *double, f"schedule={schedule}", "ranks=2", *words))
 
@@ -187,7 +183,7 @@ def dropout(card: Card) -> Iterator[Figure]:
 
 
 def bf16(card: Card) -> Iterator[Figure]:
-    for name, model in [(name, MODELS[name]) for name in card.models]:
+    for name, model in card.models:
         run = card.run(*SMALL, *model, "dtype=bf16", "ranks=2", *card.shared)
         yield Figure(f"{name}: loss differs by", gap(losses(run), losses_on_cpu(card, *SMALL, *model)), 0.02)
     for dtype in ("null", "bf16"):
@@ -196,7 +192,7 @@ def bf16(card: Card) -> Iterator[Figure]:
 
 
 def compiled(card: Card) -> Iterator[Figure]:
-    for name, model in [(name, MODELS[name]) for name in card.models]:
+    for name, model in card.models:
         began = time.monotonic()
         run = card.run(*SMALL, *model, "compile=true", "ranks=1", *card.alone)
         yield Figure(f"{name}: seconds", time.monotonic() - began)
@@ -246,7 +242,6 @@ def profile(card: Card) -> Iterator[Figure]:
 
 
 def torch_alone(card: Card) -> Iterator[Figure]:
-    """Run torch's runtime on one rank, for which the command wants a pipeline."""
     job = job_of(*GIVEN, *SMALL, "model.dtype=float64", "ranks=1", *card.alone)
     backend = "nccl" if card.device == "cuda" else "gloo"
     yield same_gradients(replace(job, schedule=gpipe(1, 4), backend=backend, engine=EngineSettings("torch", False)))
@@ -324,7 +319,6 @@ def results(card: Card, parts: dict[str, tuple[int, Part]]) -> Iterator[Result]:
 
 
 def about(card: Card) -> dict[str, Any]:
-    """Return what was tried: the GPUs, the versions, the machine."""
     names = [torch.cuda.get_device_name(i) for i in range(card.gpus)] if card.device == "cuda" else []
     nccl = torch.cuda.nccl.version() if card.device == "cuda" else None
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl}

@@ -55,7 +55,6 @@ def between(src: int, dest: int, sizes: Sequence[int], slots: Sequence[int]) -> 
 
 
 def use_mailboxes(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> dict[str, object]:
-    """Rank 0 sends, rank 1 answers; what each of them saw."""
     shapes = [(5, 3), (7,), (1, 2, 2), (2, 2)]  # of 60, 28, 16 and, in float64, 32 bytes
     seen: dict[str, object] = {"values": [], "aligned": []}
     layouts = {"apart": [0, 1, 2, 3], "shared": [0, 0, 0, 0]}

@@ -46,7 +46,6 @@ def _joined(job: Job, ranks: Sequence[tuple[list[float], dict[int, list[Tensor]]
 
 
 def assert_equal(job: Job, trained: Trained) -> None:
-    """Equal bit for bit."""
     case = f"{job.schedule.name} m{job.schedule.chunks} {job.partition.sizes} {job.checkpointing.name} {job.model.name}"
     (losses, layers), (want_losses, want) = trained, by_one_process(job)
     assert losses == want_losses, case

@@ -29,7 +29,6 @@ class Items(Dataset):
 
 
 def image(index: int) -> tuple[Tensor, int]:
-    """One of three kinds, with noise."""
     return torch.full((2, 4, 4), index % 3 - 1.0) + torch.randn(2, 4, 4), index % 3
 
 
@@ -48,7 +47,6 @@ def noise(step: int, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def regression() -> Layers:
-    """A function's data, whose targets are numbers."""
     layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), Does(lambda _, x: x[:, :4]), nn.Linear(4, 1)]
     return Layers(layers, F.mse_loss, data=noise)
 
@@ -81,6 +79,5 @@ def kept_order() -> Layers:
 
 
 def drawn_anew() -> Layers:
-    """Each rank would have a data set of its own."""
     numbers = torch.from_numpy(np.random.default_rng().standard_normal((50, 6), np.float32))
     return replace(regression(), data=TensorDataset(numbers, numbers.sum(1, keepdim=True)))

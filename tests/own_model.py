@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ from microp.settings import AS_WRITTEN, Computing, OwnSettings, own_settings
 
 
 def of_last(logits: Tensor, targets: Tensor) -> Tensor:
-    """The error of each row's last token."""
     return F.cross_entropy(logits, targets[:, -1])
 
 
@@ -111,7 +109,6 @@ def passing() -> Layers:
 
 
 def by_numpy() -> Layers:
-    """A layer whose weights are drawn by numpy and by Python."""
     linear = nn.Linear(8, 8)
     linear.weight = nn.Parameter(torch.tensor(np.random.rand(8, 8), dtype=torch.float32))
     linear.bias = nn.Parameter(torch.tensor([random.random() for _ in range(8)]))
@@ -119,7 +116,6 @@ def by_numpy() -> Layers:
 
 
 def emptying(widths: tuple[int, ...] | list[int] = (8,)) -> Layers:
-    """Takes the widths of its layers out of a list."""
     left = widths if isinstance(widths, list) else list(widths)
     inside = [nn.Linear(8, left.pop()) for _ in range(len(left))]
     return Layers([nn.Embedding(256, 8), *inside, nn.Linear(8, 256)], of_all, 4)
@@ -139,7 +135,6 @@ def unseeded(tied: bool = False, buffer: bool = False) -> Layers:
 
 
 def normed() -> Layers:
-    """Layers whose forward changes buffers."""
     inside = [nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)) for _ in range(3)]
     layers = [nn.Sequential(Bits(torch.float32), nn.Linear(32, 32)), *inside, nn.Linear(32, 256)]
     return Layers(layers, of_last, 4, changes_buffers=True)
@@ -182,7 +177,6 @@ def narrowing() -> Layers:
 
 
 def drawing_of_many() -> Layers:
-    """Draws only for more rows than it is tried with."""
     draws = Does(lambda _, x: x + torch.rand_like(x) if 7 < len(x) < 10 else 1.0 * x)
     return Layers([nn.Embedding(256, 8), draws, nn.Linear(8, 256)], of_all, 4)
 
@@ -209,7 +203,7 @@ def settings_of(function: Callable[..., Layers], computing: Computing = AS_WRITT
 
 def peaks_of(job: Job) -> tuple[list[float], list[float]]:
     """The measured and the predicted peak memory of ranks that are threads, in MiB."""
-    measured = in_threads(job.ranks, lambda comms: training.peak_memory([job], job, comms, 0, Path())[0])
+    measured = in_threads(job.ranks, partial(training.peak_memory, job))
     layers = layer_memory(job.model, job.workload.mean_rows, bool(job.schedule.input_gradients), AS_WRITTEN)
     return measured, peak_memory_mib(job.workload, layers, job.model.batch_bytes(job.shares[0]))
 

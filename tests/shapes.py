@@ -88,7 +88,6 @@ def refused(words: str) -> dict[str, Any]:
 
 
 def build(shape: str, dtype: str = "float32") -> Layers:
-    """Make a shape's layers with weights of a type, as a model function with keys."""
     made = SHAPES[shape].make()
     for layer in made.layers:
         layer.to(getattr(torch, dtype))
@@ -206,7 +205,6 @@ class Product(torch.autograd.Function):
 
 @layer(inside=linear)
 def custom_function(own, x):
-    """An autograd.Function that is given the weights of a part."""
     return torch.tanh(Product.apply(x, own.inside.weight, own.inside.bias))
 
 
@@ -249,14 +247,12 @@ twice("block_that_runs_twice", does(lambda own, x: own.block(own.block(x)), bloc
 
 @layer(UNDIVIDED, inside=linear, shift=lambda: nn.Parameter(torch.zeros(WIDTH)))
 def passed_by_chance(own, x):
-    """A part that is passed over by chance, as Python draws."""
     return torch.tanh(own.inside(x) if random.random() < 0.5 else x + own.shift)
 
 
 # --- weights that another module than their owner reads -------------------------------------------------------------
 @shape
 def fused_qkv_first() -> Layers:
-    """The reading layer is the very first one, which gets tokens, and the very last one."""
     first = Does(
         lambda own, x: F.linear(F.embedding(x, own.table.weight), own.mix.weight, own.mix.bias),
         table=embedding(),
@@ -286,7 +282,6 @@ twice(
 
 @layer(fc=linear, scale=zero)
 def functional_call(own, x):
-    """A child is called with other weights than its own."""
     weights = {"weight": own.fc.weight * own.scale.exp(), "bias": own.fc.bias * 2}
     return torch.tanh(torch.func.functional_call(own.fc, weights, (x,)))
 
@@ -301,7 +296,6 @@ def layers_that_look_alike() -> Layers:
 
 @layer(NOT_BITS, members=three(linear))
 def ensemble_by_vmap(own, x):
-    """The weights of three children are stacked, and all are called at once."""
     weights = torch.stack([member.weight for member in own.members])
     biases = torch.stack([member.bias for member in own.members])
     return torch.tanh(torch.vmap(F.linear, in_dims=(None, 0, 0))(x, weights, biases).mean(0))
@@ -453,7 +447,6 @@ def keywords_and_dictionaries(own, x):
 
 @shape
 def views() -> Layers:
-    """Layers that return views of what they are given, and of their products."""
     product = nn.Linear(CONTEXT * WIDTH, CONTEXT * WIDTH)
     part = Does(lambda own, x: own.fc(x)[..., :WIDTH].contiguous(), fc=nn.Linear(WIDTH, 2 * WIDTH))
     return stack(embedding(), nn.Flatten(), product, nn.Unflatten(1, (CONTEXT, WIDTH)), part, head())
@@ -481,7 +474,6 @@ twice("frozen_weight_trained_bias", changed(dense, lambda made: made[0].weight.r
 
 @layer(fc=linear, teacher=linear, norm=lambda: nn.LayerNorm(WIDTH))
 def used_without_gradient(own, x):
-    """A child whose result is detached is not trained."""
     with torch.no_grad():
         other = own.teacher(x)
     return torch.tanh(own.fc(x)) + own.norm(other).detach()
@@ -494,7 +486,6 @@ twice("table_of_the_file", does(lambda own, x: torch.tanh(own.fc(x * TABLE.to(x.
 
 @layer(refused(""), mean=lambda: torch.zeros(()), fc=linear)
 def running_mean_as_an_attribute(own, x):
-    """What a forward changes is a plain attribute."""
     own.mean = 0.5 * own.mean + 0.5 * x.detach().mean((0, 1))
     return torch.tanh(own.fc(x - own.mean))
 
@@ -502,14 +493,12 @@ def running_mean_as_an_attribute(own, x):
 CALLS = {"forwards": 0}
 
 
-def late(count: int) -> float:
-    """Return a factor that changes long after the trial."""
+def late(count: int) -> float:  # a factor that changes long after the trial
     return 1.0 if count < 10_000 else 0.5
 
 
 @layer(refused("keeps something"), counts=lambda: [0], fc=linear)
 def counts_its_forwards(own, x):
-    """As a schedule of a temperature does."""
     own.counts[0] += 1
     return torch.tanh(own.fc(x)) * late(own.counts[0])
 
@@ -534,7 +523,6 @@ def freezes_a_part_by_its_input(own, x):
 
 @layer(kept=lambda: None, fc=linear)
 def cache_that_is_made_in_the_first_forward(own, x):
-    """Positions that are kept for the next forward."""
     if own.kept is None:
         own.kept = torch.sin(torch.arange(CONTEXT * WIDTH, dtype=x.dtype, device=x.device)).view(CONTEXT, WIDTH)
     return torch.tanh(own.fc(x * own.kept))
@@ -623,7 +611,6 @@ def gradients_by_frequency() -> Layers:
 
 @shape
 def bits_and_linear() -> Layers:
-    """Layers of two sizes only, (rows, numbers)."""
     read = Does(lambda own, x: own.fc(x.to(own.fc.weight.dtype)), fc=nn.Linear(32, 32))
     inside = [nn.Sequential(nn.Linear(32, 32), nn.ReLU(inplace=True)) for _ in range(3)]
     of_last = lambda logits, targets: F.cross_entropy(logits, targets[:, -1])  # noqa: E731
@@ -631,14 +618,11 @@ def bits_and_linear() -> Layers:
 
 
 class Cubed(nn.Linear):
-    """A derived Linear."""
-
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) ** 3
 
 
 def replace_forward(fc: nn.Linear) -> None:
-    """As tools for quantisation do."""
     fc.forward = lambda x: torch.tanh(F.linear(x, fc.weight * 2, fc.bias))
 
 
@@ -679,13 +663,11 @@ def checkpoint_that_draws(own, x):
 
 @layer(fc=linear)
 def checkpoint_of_a_function(own, x):
-    """What is recomputed reads the weights of children."""
     return x + checkpoint(lambda y: torch.tanh(own.fc(y)) @ own.fc.weight, x, use_reentrant=False)
 
 
 @shape
 def compiled_inside() -> Layers:
-    """A child is compiled, the layer is not."""
     inner = torch.compile(nn.Sequential(linear(), nn.Tanh()), backend="aot_eager", dynamic=False)
     block = Does(lambda own, x: own.fc(own.inner(x)), inner=inner, fc=linear())
     return stack(embedding(), dense(), block, dense(), head())
@@ -778,7 +760,6 @@ twice(
 
 
 def hook_by_input(made: nn.Sequential) -> None:
-    """As tools do that look at the gradients of single rows."""
     made[0].register_forward_hook(lambda module, given, _: setattr(module, "given", given[0].detach()))
     made[0].register_full_backward_hook(lambda module, gradients, _: (gradients[0] * module.given.abs().mean(),))
 
@@ -853,7 +834,6 @@ def reads_the_statistics_of_another_layer() -> Layers:
 
 @layer(fc=linear)
 def hook_on_an_output(own, x):
-    """A tensor hook on what a child has made."""
     y = own.fc(x)
     if y.requires_grad:
         y.register_hook(lambda gradient: gradient * 0.5)
@@ -862,7 +842,6 @@ def hook_on_an_output(own, x):
 
 # --- random numbers, and other things that are not the input ----------------------------------------------------------
 def drawing(draw: Callable[[Tensor], Tensor | float]) -> Callable[[], nn.Module]:
-    """A layer that multiplies by what it draws."""
     return does(lambda own, x: torch.tanh(own.fc(x)) * draw(x), fc=linear)
 
 
@@ -892,7 +871,6 @@ twice(
 # --- layers that read what is not their own ---------------------------------------------------------------------------
 @refuse("layer 0")
 def reads_another_layer_in_a_list() -> Layers:
-    """A head that holds the embedding in a list, so that it owns nothing of it."""
     first = embedding()
     last = Does(lambda own, x: own.fc(F.linear(x, own.others[0].weight)), fc=nn.Linear(256, 256), others=[first])
     return stack(first, dense(), dense(), dense(), last)
@@ -900,7 +878,6 @@ def reads_another_layer_in_a_list() -> Layers:
 
 @refuse("layer 1")
 def reads_what_another_layer_kept() -> Layers:
-    """A connection over layers by an attribute, as in a U-Net."""
 
     def keep(own: Any, x: Tensor) -> Tensor:
         own.kept = torch.tanh(own.fc(x))
@@ -913,7 +890,6 @@ def reads_what_another_layer_kept() -> Layers:
 
 @shape
 def reads_a_frozen_layer() -> Layers:
-    """What nobody trains may be read from anywhere."""
     first = frozen(embedding())
     others = [first]
     last = Does(lambda own, x: F.linear(own.fc(x), others[0].weight), fc=linear())
@@ -961,8 +937,6 @@ def gradient_by_what_another_layer_kept() -> Layers:
 
 
 class Residual(nn.Sequential):
-    """A model whose forward is more than its layers."""
-
     def forward(self, x: Tensor) -> Tensor:
         for made in self:
             y = made(x)
@@ -995,7 +969,6 @@ NOT_ROWS = refused("mean over the rows")
 
 
 def each_error(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the error of each token."""
     return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
 
@@ -1115,7 +1088,6 @@ SHAPES["penalty_on_the_head"] = Shape(lambda: penalty_on(4), **refused("layer 4"
 
 @refuse("weight")
 def head_of_the_loss_s_object() -> Layers:
-    """The loss is a method of an object that has weights."""
 
     class Adaptive:
         def __init__(self) -> None:
@@ -1129,7 +1101,6 @@ def head_of_the_loss_s_object() -> Layers:
 
 @refuse("weight")
 def temperature_in_the_loss() -> Layers:
-    """One number that is learnt."""
     factor = nn.Parameter(torch.ones(()))
     return around(dense, lambda logits, targets: mean_error(logits * factor, targets) + 0.1 * factor.square())
 

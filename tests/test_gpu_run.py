@@ -8,7 +8,7 @@ import torch
 from tests import gpu_run
 from tests.gpu_run import Card
 
-SMALL_CARD = {"large": (*gpu_run.SMALL, "model.dim=32"), "schedules": ("zb_v",), "models": ("mlp",)}
+SMALL_CARD = {"large": (*gpu_run.SMALL, "model.dim=32"), "schedules": ("zb_v",), "models": (("mlp", ()),)}
 ELSEWHERE = ("compile", "profile", "4 ranks share a card")  # with tests of their own, or as for two ranks
 ELSEWHERE += ("replicas share a card", "NCCL: losses", "NCCL: gradients: zb_v")  # the same on CPUs as other parts
 

@@ -18,8 +18,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
@@ -32,7 +30,7 @@ from typing import NamedTuple
 import pytest
 from conftest import small_job
 from rank_faults import EXITS, SIGNALS, Fault, told
-from user import ROOT
+from user import begin
 
 from microp.comms.waiting import is_alive
 from microp.records import attempts, read_rows, read_status
@@ -62,7 +60,6 @@ BEGINS_S, ENDS_S = 120, 600  # how long a busy machine may take from a start to 
 
 @pytest.fixture(scope="module")
 def times(request):
-    """How often each fault is made; it scales the other parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, MINE)
         patch.setenv("WANDB_MODE", "disabled")
@@ -78,7 +75,6 @@ class Usage(NamedTuple):
     segments: int
 
     def more_than(self, early: "Usage") -> list[str]:
-        """What has grown since an earlier look."""
         each = zip(Usage._fields, early, self, MORE, strict=True)
         return [f"{name} grew from {was:.0f} to {now:.0f}" for name, was, now, more in each if now > was + more]
 
@@ -105,7 +101,6 @@ def processes(known: Collection[int] = ()) -> dict[int, str]:
 
 
 def still_there(known: Collection[int]) -> list[str]:
-    """The processes that a command has left; `known` are those that were there before it."""
     wait_until(lambda: not processes(known), 30)
     return [f"still runs: {command[:100]}" for command in processes(known).values()]
 
@@ -186,7 +181,7 @@ def watched(folder: Path, words: Sequence[str], done: Callable[[], int], whole: 
     Early is from `early_at` of the `whole` that is `done` on to twice that, late the last tenth: between two points,
     and while ranks start, a command holds more for a moment.
     """
-    known, program = set(processes()), start(folder, words)
+    known, program = set(processes()), begin(*words, folder=folder)
     early: dict[int, list[Usage]] = {}
     late: dict[int, list[Usage]] = {}
     while program.poll() is None:
@@ -195,7 +190,7 @@ def watched(folder: Path, words: Sequence[str], done: Callable[[], int], whole: 
         for pid in processes(known):
             if held := usage(pid):
                 looks.setdefault(pid, []).append(held)
-    problems = [f"exit code {program.returncode}: {last_line(folder)}"] if program.returncode else []
+    problems = [f"exit code {program.returncode}: {program.said()[-200:]}"] if program.returncode else []
     both = early.keys() & late.keys()
     for pid in both:
         least, most = (Usage(*map(of, zip(*looks[pid], strict=True))) for of, looks in ((min, late), (max, early)))
@@ -209,7 +204,7 @@ def test_a_sweep_that_is_killed_again_and_again_is_finished_by_the_same_command(
     points = 2 * (kills // 8 + 2)  # more than are finished before the last kill
     words = ["-m", *SMALL, *POINT, "chunks=2,4", f"repeat=range({points // 2})"]
     problems: Counter[str] = Counter()
-    program = start(tmp_path, words)
+    program = begin(*words, folder=tmp_path)
     for _ in range(kills):
         kind = chance.choice(("command at its start", "command in a run", "process of it"))
         if kind != "command at its start":  # wait for the first row of another attempt
@@ -228,20 +223,19 @@ def test_a_sweep_that_is_killed_again_and_again_is_finished_by_the_same_command(
             program.wait()
             problems.update(still_there(known))
         if program.poll() is not None:
-            program = start(tmp_path, words)
+            program = begin(*words, folder=tmp_path)
     for command in range(3):  # as many are typed after the last kill
-        program = start(tmp_path, words) if command else program
+        program = begin(*words, folder=tmp_path) if command else program
         if not wait_until(lambda at=program: at.poll() is not None, ENDS_S + points):
             program.kill()
         if (code := program.wait()) != 1:
             break
-    problems.update([f"exit code {code}: {last_line(tmp_path)}"] if code else [])
+    problems.update([f"exit code {code}: {program.said()[-200:]}"] if code else [])
     problems.update([*unfinished(tmp_path, points), *unreadable(tmp_path), *still_there(known)])
     assert problems == {}
 
 
 def unreadable(folder: Path) -> list[str]:
-    """The attempts whose rows cannot be read, or whose status is none."""
     problems = []
     for attempt in (attempt for run in folder.glob("outputs/runs/*") for attempt in attempts(run)):
         try:
@@ -255,7 +249,6 @@ def unreadable(folder: Path) -> list[str]:
 
 
 def unfinished(folder: Path, points: int) -> list[str]:
-    """What the last sweep's table lacks."""
     tables = sorted(folder.glob("outputs/sweeps/*/table.csv"), key=lambda path: path.stat().st_mtime)
     statuses = [row["status"] for row in csv.DictReader(tables[-1].open())] if tables else []
     done = statuses.count("finished")
@@ -263,18 +256,4 @@ def unfinished(folder: Path, points: int) -> list[str]:
 
 
 def attempts_with(folder: Path, name: str) -> int:
-    """The number of attempts that have a file: `summary.json`, when they have ended, or their first rows."""
     return len(list(folder.glob(f"outputs/runs/*/attempt-*/{name}")))
-
-
-def start(folder: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start microp as a user does; what it prints goes into `output.txt`."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
-    with (folder / "output.txt").open("ab") as output:
-        command = [sys.executable, "-m", "microp.run", *words]
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
-
-
-def last_line(folder: Path) -> str:
-    text = (folder / "output.txt").read_text(errors="replace").strip()
-    return text.splitlines()[-1][:200] if text else "it said nothing"

@@ -15,7 +15,6 @@ STEPS = 2  # the second one sees the optimizer's work
 
 
 def digest(tensors: Sequence[Tensor]) -> str:
-    """Equal for equal bits."""
     return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
 
 
@@ -39,7 +38,6 @@ def train_all_tensors(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank:
 
 
 def order_of_a_step(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
-    """This rank's actions in the order of their starts, as traced, of every job."""
     orders = []
     for job in jobs:
         trainer, _ = trained(job, comms, 1)
@@ -47,14 +45,11 @@ def order_of_a_step(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: i
     return orders
 
 
-def peak_memory(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
-    """This rank's peak memory in MiB, of every job."""
-    peaks = []
-    for job in jobs:
-        trainer, _ = trained(job, comms, 1)
-        trainer.load(1)
-        peaks.append(trainer.memory_step(1)["peak_memory_mib"])
-    return peaks
+def peak_memory(job: Job, comms: Comms) -> float:
+    """This rank's peak in MiB."""
+    trainer, _ = trained(job, comms, 1)
+    trainer.load(1)
+    return trainer.memory_step(1)["peak_memory_mib"]
 
 
 class Left(NamedTuple):

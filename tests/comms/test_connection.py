@@ -41,7 +41,6 @@ def pair() -> Iterator[tuple[Connection, Connection]]:
 
 
 def boxes(end: Connection, sizes: list[int]) -> list[bytearray]:
-    """The places of mailboxes with the tags 0, 1, ..."""
     places = [bytearray(size) for size in sizes]
     end.mailboxes = {tag: Mailbox(memoryview(place)) for tag, place in enumerate(places)}
     return places
@@ -62,7 +61,6 @@ def run_until(is_done: Callable[[], bool], *ends: Connection) -> None:
 
 
 def test_both_ends_send_what_the_system_does_not_take(monkeypatch):
-    """Messages in both directions, of which none is read before all are sent."""
     monkeypatch.setattr(connection, "BUFFER", 4096)
     ends = [made[1 - rank] for rank, made in enumerate(in_threads(2, connect))]
     random = Random(0)

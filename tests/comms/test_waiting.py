@@ -2,7 +2,6 @@
 
 import os
 import time
-from threading import Condition
 from time import perf_counter_ns
 
 import pytest
@@ -38,7 +37,6 @@ class Host:
 
 
 def test_what_the_host_overslept_is_not_the_device_s(monkeypatch):
-    """It is given back, once; work that takes too long is given nothing back."""
     host, pacer = Host(monkeypatch), Pacer()
     pacer.until(1500)
     assert (host.now, pacer.now()) == (1530, 1500)
@@ -102,14 +100,6 @@ def test_a_tick_counts_little_however_long_it_took(moments, left, monkeypatch):
     assert [countdown.tick() for _ in moments][-1] == pytest.approx(left)
 
 
-def test_a_wait_ends_when_time_is_up():
-    changed, began = Condition(), time.monotonic()
-    with changed:
-        assert Countdown(0.4).wait_for(changed, lambda: True)
-        assert not Countdown(0.4).wait_for(changed, lambda: False)
-    assert 0.4 <= time.monotonic() - began < 20
-
-
 # --- how long a wait spins: long where cores are free, shortly where others want them, never without a core per rank --
 MS = 1_000_000
 
@@ -139,19 +129,17 @@ def test_a_core_that_others_want_is_soon_given_up(look):
     assert [look(100, 20), look(100, 20)][-1] == SHORT_NS
 
 
+def test_steps_without_waits_as_of_another_engine_whose_threads_delay_the_rank_do_not_count(look):
+    assert {look(*step) for _ in range(50) for step in ((10, 0.1, True), (30, 15, False))} == {LONG_NS}
+
+
 @pytest.mark.parametrize("step", [1, 10, 100])
 def test_a_core_shared_with_another_process_is_given_up(look, step):
-    """The other has turns of 4 ms as often as the rank, however short its steps are."""
     spins, left = [], 4
     for _ in range(2000 // step):
         turns, left = divmod(left - step, 4) if left < step else (0, left - step)
         spins.append(look(step + 4 * -turns, 4 * -turns))
     assert set(spins[len(spins) // 2 :]) == {SHORT_NS}
-
-
-def test_steps_without_waits_do_not_count(look):
-    """Those of another engine, whose threads delay the rank."""
-    assert {look(*step) for _ in range(50) for step in ((10, 0.1, True), (30, 15, False))} == {LONG_NS}
 
 
 def test_without_a_core_for_each_rank_no_wait_spins_and_without_the_file_shortly(tmp_path):

@@ -85,7 +85,6 @@ SUBJECTS += [f"{GPT} {word}" for word in ("model.tied=true", "model.dropout=0.1"
 
 @pytest.mark.parametrize("words", SUBJECTS)
 def test_fake_layers_need_what_real_ones_need(words, whole, monkeypatch):
-    """Divided backwards and slices take turns without `--whole`."""
     job = job_of(*words.split())
     numbers = (1, 2, 4) if whole else (1, 2)
     kinds = list(product(numbers if "gpt" in words and "dropout" not in words else (1,), (False, True)))

@@ -40,8 +40,6 @@ class Nccl(NcclComms):
 
 @dataclass
 class Rank:
-    """What became of one rank: its gradients after two steps, and how often its host waited in each."""
-
     comms: Nccl
     gradients: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     waits: list[int] = field(default_factory=list)
@@ -62,7 +60,6 @@ class Staged(StagedComms):
 
 
 def on_gpus(schedule, timeout_s: float = 20, staged: bool = False, **changes) -> list[Rank]:
-    """The ranks of a job after two steps, each with a GPU of its own."""
     job, world = small_job(schedule=schedule, model=mlp("float64"), **changes), World(timeout_s)
     heartbeats = Heartbeats(len(schedule.ranks))
 
@@ -94,14 +91,12 @@ def on_gpus(schedule, timeout_s: float = 20, staged: bool = False, **changes) ->
 
 
 def finished(ranks: list[Rank]) -> list[Rank]:
-    """The same ranks; the first error of one is raised."""
     if errors := [rank.error for rank in ranks if rank.error]:
         raise next((error for error in errors if not isinstance(error, ConnectionError)), errors[0])
     return ranks
 
 
 def are_those_of_the_cpu(schedule, ranks: list[Rank]) -> bool:
-    """Whether the gradients are, bit for bit."""
     found = {index: tensors for rank in finished(ranks) for index, tensors in rank.gradients.items()}
     _, layers = by_threads(small_job(schedule=schedule, model=mlp("float64")))
     return all(all(map(torch.equal, found[index], tensors)) for index, tensors in enumerate(layers))
@@ -117,7 +112,6 @@ def test_the_gradients_are_those_of_the_cpu_and_the_host_waits_once_a_step(name)
 
 
 def test_times_are_those_of_the_gpu():
-    """Each operation lasts 1 ms of the GPU's clock, so the host's own time, of some 0.1 ms each, is not measured."""
     ranks = finished(on_gpus(one_f_one_b(2, 4), checkpointing=CHECKPOINTING["always"]))
     for rank in ranks:
         spans, row = list(rank.trainer.trace.spans), rank.rows[-1]
@@ -139,7 +133,6 @@ def test_a_memory_step_gives_the_allocator_s_peaks():
 
 
 def blocking_wait(work: Work) -> None:
-    """As that of a transfer whose `wait` is given a time-out."""
     work._waited = True
     work._after.synchronize()
 

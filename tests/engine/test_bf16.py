@@ -40,7 +40,6 @@ def test_products_are_in_bf16_and_weights_gradients_and_optimizer_in_float32():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("computing", [BF16, AS_WRITTEN])
 def test_the_types_between_layers_are_known_before_the_run(name, computing):
-    """Here those that the layers really make."""
     settings = model_of(f"{name}, bf16")
     model = build_model(settings)
     x = torch.randint(0, 256, (3, settings.row_bytes))
@@ -69,7 +68,6 @@ def test_a_layer_that_fails_under_autocast_is_named():
 
 @pytest.mark.parametrize(("device", "left"), [("cpu", "bfloat16"), ("cuda", "float32")])
 def test_a_gpu_s_autocast_keeps_other_types_than_a_cpu_s(device, left):
-    """A layer that ends with a LayerNorm would send float32 on a GPU, and the receiver would take bf16."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no GPU here")
     with torch.device("meta"):

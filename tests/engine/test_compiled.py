@@ -52,7 +52,6 @@ NEAR = {"rtol": 1e-4, "atol": 1e-6, "of_loss": 1e-5}
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_the_single_process(name, graphs, whole):
-    """On two ranks that are threads; the schedules take turns, and the checkpointing modes too without `--whole`."""
     if name == "mixed" and not whole:
         pytest.skip("to compile all kinds of layers takes a minute: with --whole")
     for turn, mode in enumerate(CHECKPOINTING):
@@ -93,13 +92,11 @@ def test_all_is_compiled_before_the_first_step(graphs, tmp_path):
     both = in_threads(2, train, timeout_s=300)
     for counts, _ in both:
         assert counts[0] == counts[-1] > 0
-    peaks = partial(training.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
-    written = in_threads(2, peaks, timeout_s=300)
-    assert [peak for _, peak in both] == [peak for [peak] in written]
+    written = in_threads(2, partial(training.peak_memory, replace(job, computing=AS_WRITTEN)), timeout_s=300)
+    assert [peak for _, peak in both] == written
 
 
 def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch):
-    """Each of their waits is for a meeting, however long the compiler takes: here until they have met 20 times."""
     monkeypatch.setattr(building, "PAUSE_S", 0.0)
     meetings = [0, 0]
 

@@ -108,7 +108,6 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("sums", OTHER_SUMS)
 def test_another_order_of_summation(model, sums):
-    """float64, to 1e-12."""
     schedule, batch_weights = OTHER_SUMS[sums]
     engine = EngineSettings("microp", batch_weights)
     for mode in CHECKPOINTING:
@@ -117,7 +116,6 @@ def test_another_order_of_summation(model, sums):
 
 
 def test_the_gradient_is_the_batch_s():
-    """Weighting each microbatch by its rows gives the gradient of the whole batch's mean."""
     whole, split = (by_one_process(small_job(model=mlp("float64"), schedule=gpipe(1, chunks))) for chunks in (1, 4))
     assert_near(split, whole)
 

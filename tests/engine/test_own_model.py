@@ -5,18 +5,7 @@ import threading
 import pytest
 from conftest import CHECKPOINTING, small_job
 from one_process import by_threads
-from own_model import (
-    drawing_of_many,
-    mixed,
-    narrowing,
-    normalised_together,
-    own_job,
-    peaks_of,
-    residual,
-    rooted,
-    settings_of,
-)
-from shapes import gradients_by_frequency
+from own_model import drawing_of_many, narrowing, own_job, peaks_of, residual, rooted, settings_of
 
 from microp.comms import thread_comms
 from microp.engine import ActionError
@@ -42,12 +31,6 @@ def test_a_tensor_of_another_shape_than_in_the_trials_does_not_leave():
     job = own_job(settings_of(narrowing), schedule=gpipe(2, 1), backend="threads")
     with pytest.raises(ActionError, match=r"rank 0, action 0F0, step 0: made torch.float32 \[9, 4\], 1F0 takes"):
         by_threads(job)
-
-
-def test_layers_whose_rows_depend_on_each_other_are_known():
-    assert settings_of(normalised_together).facts.mixing == (2,)
-    assert settings_of(mixed).facts.mixing == ()
-    assert settings_of(gradients_by_frequency).facts.mixing == (0,)  # only the gradients of its weights
 
 
 def test_a_gradient_that_is_not_finite_is_left_to_the_run_which_names_its_step(tmp_path):
@@ -79,7 +62,6 @@ def test_generators_are_left_alone_while_another_rank_makes_its_layers():
 @pytest.mark.parametrize("mode", CHECKPOINTING)
 @pytest.mark.parametrize("adapters", [False, True])
 def test_what_enters_a_layer_is_kept_only_if_an_operation_keeps_it(adapters, mode):
-    """Of the first layer of a stage or of a recomputed segment it is kept anyway."""
     for build in (one_f_one_b, zb_h1, zb_v):
         schedule = build(2, 4)
         job = own_job(

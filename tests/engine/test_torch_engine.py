@@ -13,31 +13,18 @@ from own_model import settings_of
 from microp.job import torch_class, torch_problems
 from microp.job.torch_support import TORCH_ORDERS, nearest_in_torch
 from microp.records import read_json, read_rows, read_spans, summarise, write_json
-from microp.schedule import uniform
-from microp.schedule.builders import (
-    Drain,
-    Warmup,
-    breadth_first,
-    eager_1f1b,
-    gpipe,
-    interleaved,
-    naive,
-    one_f_one_b,
-    zb_h1,
-    zb_h2,
-    zb_v,
-)
+from microp.schedule import builders, uniform
 from microp.settings import EngineSettings
 from microp.worker import launch_ranks
 
 BUILDERS = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": partial(interleaved, stages_per_rank=2),
-    "breadth_first_lifo": partial(breadth_first, stages_per_rank=2, drain=Drain.lifo),
-    "zb_v": zb_v,
-    "eager_1f1b": eager_1f1b,
-    "gpipe_lifo": partial(gpipe, drain=Drain.lifo),
+    "gpipe": builders.gpipe,
+    "1f1b": builders.one_f_one_b,
+    "interleaved": partial(builders.interleaved, stages_per_rank=2),
+    "breadth_first_lifo": partial(builders.breadth_first, stages_per_rank=2, drain=builders.Drain.lifo),
+    "zb_v": builders.zb_v,
+    "eager_1f1b": builders.eager_1f1b,
+    "gpipe_lifo": partial(builders.gpipe, drain=builders.Drain.lifo),
 }
 
 
@@ -48,7 +35,6 @@ def job_for(build, **changes):
 
 
 def each_job(**changes):
-    """A job of each schedule that this version of torch can run."""
     jobs = [job_for(build, **changes) for build in BUILDERS.values()]
     return [job for job in jobs if not torch_problems(job.schedule, job.checkpointing, job.rows)]
 
@@ -56,14 +42,16 @@ def each_job(**changes):
 def test_every_schedule_of_torch_is_tried():
     """Which class torch needs is told by the order: one with other keys, or of another name, is its own."""
     assert {torch_class(build(2, 4)) for build in BUILDERS.values()} == set(TORCH_ORDERS)
-    assert torch_class(replace(gpipe(2, 4), name="file")) == "ScheduleGPipe"
-    assert torch_class(interleaved(2, 4, warmup=Warmup.single)) is None
+    assert torch_class(replace(builders.gpipe(2, 4), name="file")) == "ScheduleGPipe"
+    assert torch_class(builders.interleaved(2, 4, warmup=builders.Warmup.single)) is None
 
 
 def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
-    """Of the first step and of the second, which sees the optimizer's work."""
     jobs = each_job()
-    jobs += [job_for(gpipe, model=gpt(), checkpointing=CHECKPOINTING[name]) for name in ("never", "always", "segments")]
+    jobs += [
+        job_for(builders.gpipe, model=gpt(), checkpointing=CHECKPOINTING[name])
+        for name in ("never", "always", "segments")
+    ]
     views = settings_of(shapes.build, shape="lstm_whose_result_is_not_contiguous")
     jobs.append(job_for(BUILDERS["interleaved"], model=views))
     by_torch = [replace(job, engine=EngineSettings("torch", False)) for job in jobs]
@@ -72,7 +60,9 @@ def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
         assert_near(theirs, ours, rtol=1e-3, atol=1e-6, of_loss=1e-5)
 
 
-@pytest.mark.parametrize(("build", "engines"), [(gpipe, {"microp", "limit", "torch"}), (naive, {"microp", "limit"})])
+@pytest.mark.parametrize(
+    ("build", "engines"), [(builders.gpipe, {"microp", "limit", "torch"}), (builders.naive, {"microp", "limit"})]
+)
 def test_a_comparison_alternates_and_is_summed_up(build, engines, tmp_path):
     job = job_for(build, engine=EngineSettings("compare", False), steps=4)
     launch_ranks(job, tmp_path)
@@ -98,21 +88,20 @@ def test_a_comparison_alternates_and_is_summed_up(build, engines, tmp_path):
 def test_torch_runs_the_order_that_is_priced(tmp_path):
     """The trace has the job's actions in the job's order, also where the ranks do not divide the chunks."""
     jobs = each_job(engine=EngineSettings("torch", False))
-    jobs.append(job_for(lambda ranks, _: interleaved(ranks, 3), engine=EngineSettings("torch", False), batch_size=9))
+    jobs.append(
+        job_for(lambda ranks, _: builders.interleaved(ranks, 3), engine=EngineSettings("torch", False), batch_size=9)
+    )
     ran = launch_ranks(jobs[0], tmp_path, partial(training.order_of_a_step, jobs))
     for number, job in enumerate(jobs):
         assert tuple(ran[rank][number] for rank in (0, 1)) == job.schedule.ranks, job.schedule.name
 
 
 def test_beside_a_schedule_that_torch_lacks_its_nearest_is_run():
-    assert nearest_in_torch(zb_h1(2, 4)).name == "1f1b"
-    assert nearest_in_torch(gpipe(2, 4)).name == "gpipe"
-    assert nearest_in_torch(breadth_first(2, 4, 3)) == breadth_first(2, 4, 3, Drain.lifo)
-    assert nearest_in_torch(zb_h2(3, 4)).ranks == eager_1f1b(3, 4).ranks
-    assert nearest_in_torch(naive(2, 4)) == naive(2, 4)
-    assert job_for(zb_h1, engine=EngineSettings("compare", False)).engines == ("microp", "limit", "torch")
-
-
-def test_a_comparison_does_without_torch_where_it_cannot():
-    few = job_for(lambda *_: one_f_one_b(3, 2), engine=EngineSettings("compare", False))
-    assert few.engines == ("microp", "limit")
+    assert nearest_in_torch(builders.zb_h1(2, 4)).name == "1f1b"
+    assert nearest_in_torch(builders.gpipe(2, 4)).name == "gpipe"
+    assert nearest_in_torch(builders.breadth_first(2, 4, 3)) == builders.breadth_first(2, 4, 3, builders.Drain.lifo)
+    assert nearest_in_torch(builders.zb_h2(3, 4)).ranks == builders.eager_1f1b(3, 4).ranks
+    assert nearest_in_torch(builders.naive(2, 4)) == builders.naive(2, 4)
+    compared = {"engine": EngineSettings("compare", False)}
+    assert job_for(builders.zb_h1, **compared).engines == ("microp", "limit", "torch")
+    assert job_for(lambda *_: builders.one_f_one_b(3, 2), **compared).engines == ("microp", "limit")  # torch cannot

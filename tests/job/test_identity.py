@@ -11,7 +11,7 @@ from microp.job import Job, identity
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe, one_f_one_b
 
-GOLDEN = {  # overrides -> the run id that they had before the code was moved into packages
+GOLDEN = {  # overrides -> the run id that they have always had
     "": "gpipe-m4-k2-55b3113b",
     "schedule=1f1b chunks=8": "1f1b-m8-k2-4515b895",
     "schedule=interleaved ranks=4 chunks=8": "interleaved-m8-k4-e29eacc0",
@@ -52,13 +52,6 @@ def job() -> Job:
     return job_of()
 
 
-def test_launches_of_one_question_share_its_id(job: Job) -> None:
-    launches = [job_of(f"repeat={repeat}") for repeat in (0, 1, 2)]
-    assert {each.question_id for each in launches} == {job.question_id}
-    assert len({each.run_id for each in launches}) == 3
-    assert launches[0].run_id == job.run_id
-
-
 ASKED = [
     *("ranks=4", "chunks=8", "replicas=2", "batch_size=128", "steps=7", "warmup_steps=2", "learning_rate=0.01"),
     *("seed=1", "schedule=1f1b", "schedule.drain=lifo", "partition=skewed", "model=gpt", "model.dim=64"),
@@ -67,11 +60,13 @@ ASKED = [
 ]
 
 
-def test_every_other_question_has_another_id(job: Job) -> None:
+def test_every_other_question_has_another_id_and_launches_of_one_share_it(job: Job) -> None:
     jobs = [job, *(job_of(word) for word in ASKED)]
-    assert len({each.question_id for each in jobs}) == len(jobs)
-    assert len({each.run_id for each in jobs}) == len(jobs)
-    assert not {each.question_id for each in jobs} & {each.run_id.rsplit("-")[-1] for each in jobs}
+    assert len({each.question_id for each in jobs}) == len({each.run_id for each in jobs}) == len(jobs)
+    launches = [job_of(f"repeat={repeat}") for repeat in (0, 1, 2)]
+    assert {each.question_id for each in launches} == {job.question_id}
+    assert len({each.run_id for each in launches}) == 3
+    assert launches[0].run_id == job.run_id
 
 
 def test_the_same_time_is_the_same_question_however_it_is_written(job: Job) -> None:
@@ -91,9 +86,7 @@ def test_the_same_time_is_the_same_question_however_it_is_written(job: Job) -> N
 def test_how_replicas_are_kept_equal_is_asked_only_where_there_are_some(job: Job) -> None:
     one_replica = plain(read_config(compose_config())) | {"sync": {"name": "flat", "all_reduce": "auto"}}
     assert identity.question_id(one_replica, to_text(job.schedule)) == job.question_id
-    one, other = (job_of("replicas=2", f"sync={sync}") for sync in ("ddp", "flat"))
-    assert one.question_id != other.question_id
-    assert one.run_id != other.run_id
+    assert len({job_of("replicas=2", f"sync={sync}").question_id for sync in ("ddp", "flat")}) == 2
 
 
 HOW = (
@@ -115,10 +108,8 @@ def test_another_order_in_the_same_file_is_another_question(tmp_path) -> None:
     for schedule in (gpipe(2, 3), one_f_one_b(2, 3), gpipe(2, 3)):
         path.write_text(to_text(schedule))
         found.append(job_of("schedule=file", f"schedule.path={path}", "chunks=3"))
-    first, other, again = ((each.run_id, each.question_id) for each in found)
-    assert first[0] != other[0]
-    assert first[1] != other[1]
-    assert first == again
+    for first, other, again in zip(*((each.run_id, each.question_id) for each in found), strict=True):
+        assert first == again != other
 
 
 def test_an_input_gradient_counts_as_a_backward_only_beside_a_weight_gradient() -> None:

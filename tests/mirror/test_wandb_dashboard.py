@@ -31,12 +31,10 @@ def subject(experiment):
 
 
 def strings(value) -> set[str]:
-    """All texts in a specification, keys among them."""
     return set(re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(value, ensure_ascii=False)))
 
 
 def panels(value):
-    """All panels of a specification, by their type."""
     if isinstance(value, dict) and "viewType" in value and "config" in value:
         yield value["viewType"], value["config"]
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -76,7 +74,6 @@ def test_every_name_in_it_is_in_a_recorded_run(subject, experiment):
 
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
-    """What a user types, without a key."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 

@@ -46,12 +46,10 @@ def recorded(tmp_path_factory):
 
 @pytest.fixture
 def attempt(recorded, tmp_path):
-    """A copy of it for each test."""
     return Path(shutil.copytree(recorded, tmp_path / "runs" / "test" / "attempt-1"))
 
 
 def inspect(folder: Path, name: str) -> list[dict]:
-    """The records of one offline run, as W&B's own reader gives them."""
     [file] = folder.glob(f"wandb/offline-run-*-{name}/*.wandb")
     words = [BIN / "wandb", "leet", "inspect", "--json", file]
     said = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -75,25 +73,21 @@ def last_summary(records: list[dict]) -> dict:
     return found
 
 
-def made(folder: Path, kind: str = "offline-run") -> list[str]:
-    return sorted(path.name.removeprefix(kind).split("-", 2)[2] for path in (folder / "wandb").glob(f"{kind}-*"))
+def made(folder: Path) -> list[str]:
+    return sorted(path.name.split("-", 3)[3] for path in folder.glob("wandb/offline-run-*"))
 
 
 @pytest.fixture(scope="module")
 def files(recorded, tmp_path_factory):
-    """The folder with W&B's files of that attempt."""
     folder = tmp_path_factory.mktemp("mirrored")
     assert mirror(recorded, OFFLINE, folder) == ["rank0", "rank1", "summary"]
-    before = sorted((folder / "wandb").glob("offline-run-*"))
-    assert mirror(recorded, OFFLINE, folder) == []  # no duplicates
-    assert sorted((folder / "wandb").glob("offline-run-*")) == before
+    assert mirror(recorded, OFFLINE, folder) == []  # `made` shows that there are no duplicates
     (recorded / "tracked.json").unlink()
     return folder
 
 
 @pytest.fixture(scope="module")
 def mirrored(files):
-    """The records of each W&B run of that attempt."""
     assert made(files) == [f"{name}-0123abcd" for name in ("r0", "r1", "summary")]
     return {name: inspect(files, f"{name}-0123abcd") for name in ("r0", "r1", "summary")}
 
@@ -201,7 +195,6 @@ def test_the_summary_run_has_scalars_steps_tables_and_the_timeline(mirrored, fil
 
 
 def test_only_the_summary_run_is_the_agents(attempt, tmp_path, monkeypatch):
-    """As `wandb agent` starts a process; `run_point` takes it down in env.json."""
     for key, value in {"RUN_ID": "agentrun", "SWEEP_ID": "asweep", "PROJECT": "theirs"}.items():
         monkeypatch.setenv(f"WANDB_{key}", value)
     agent = take_agent()
@@ -320,22 +313,20 @@ def test_an_attempt_without_a_key_or_a_server_does_not_stop_the_others(attempt, 
 
 
 def test_the_id_of_a_w_b_run_begins_with_its_role_and_its_run(attempt, tmp_path):
-    folder = tmp_path / "zb_h1-m8-k2-0123cdef" / "attempt-1"
-    shutil.copytree(attempt, folder)
+    folder = Path(shutil.copytree(attempt, tmp_path / "zb_h1-m8-k2-0123cdef" / "attempt-1"))
     assert wandb_uid(folder, "rank1") == "r1-zb_h1-m8-k2-0123abcd"
-    assert wandb_uid(folder, "summary") == "summary-zb_h1-m8-k2-0123abcd"
 
 
 def test_a_folder_that_is_not_there_and_online_without_a_key(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         tracking.main([str(tmp_path / "nothing")])
     assert "is not a folder" in capsys.readouterr().err
-    online = TrackingSettings("online", "microp", None, None, [], True, False)
+    online, netrc = TrackingSettings("online", "microp", None, None, [], True, False), tmp_path / "netrc"
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("NETRC", str(netrc))
     assert "needs a W&B key" in online.problems()[0]
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0123\n")
-    (tmp_path / "netrc").chmod(0o600)
+    netrc.write_text("machine api.wandb.ai login user password 0123\n")
+    netrc.chmod(0o600)
     assert online.problems() == []
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     assert online.problems()

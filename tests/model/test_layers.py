@@ -14,7 +14,6 @@ MODELS = [mlp(), gpt(), mlp("float64")]
 
 @pytest.mark.parametrize("settings", MODELS[:2], ids=lambda m: m.name)
 def test_a_layer_follows_from_seed_and_index_alone(settings):
-    """Not from what was built before, nor from torch's own generator, which is left alone."""
     model = build_model(settings)
     torch.manual_seed(1)
     alone, before = model.layer(3, seed=5), torch.get_rng_state()

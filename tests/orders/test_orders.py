@@ -10,7 +10,6 @@ from every_order import Orders
 
 from microp.orders import Problem, lower_bounds, search, solve, with_solver
 from microp.orders.pairing import paired
-from microp.orders.problem import makespan_of
 from microp.schedule import Op, Schedule, builders, validate
 from microp.simulator import Costs, simulate
 from microp.trace import makespan
@@ -27,13 +26,6 @@ def random_problem(random: Random, most: int = 4) -> Problem:
     return Problem(placement, chunks, costs, random.choice((None, *range(loops, stages + 2))))
 
 
-def test_a_deadlock_is_noticed():
-    problem = Problem((0, 1), 2, Costs((1, 1), (1, 1)))
-    rows = problem.rows_of(builders.gpipe(2, 2))
-    assert makespan_of(problem, [rows[0], rows[1]]) is not None
-    assert makespan_of(problem, [rows[0][::-1], rows[1]]) is None
-
-
 def test_found_orders_are_valid_within_the_cap_and_never_worse_than_named_ones():
     random = Random(2)
     for _ in range(8):
@@ -48,7 +40,6 @@ def test_found_orders_are_valid_within_the_cap_and_never_worse_than_named_ones()
 
 
 def test_the_search_finds_the_best_of_every_order_there_is():
-    """On two ranks with two microbatches, where all orders can be tried."""
     random = Random(3)
     for _ in range(6):
         costs = Costs(*[(random.randint(1, 5), random.randint(1, 5)) for _ in range(3)], latency=random.randint(0, 1))

@@ -47,7 +47,6 @@ def problem_of(
 
 
 def check(problem: Problem) -> None:
-    """Search and solve, and compare what is claimed with every order there is."""
     costs, cap = problem.costs, problem.cap
     found = search(problem, seconds=1, moves=200)
     known = [(found, found.bounds.best, found.proven)]
@@ -78,7 +77,7 @@ def test_no_order_of_two_ranks_and_two_microbatches_is_faster_than_claimed(kind)
         ((0,), 4, ANY, 4),
         ((0, 1), 3, ANY, 3),
         ((0, 1), 4, ANY, 1),
-        ((0, 1, 2), 2, ANY, 2),
+        ((0, 1, 2), 2, ANY, 1),
         ((0, 1, 2), 3, ANY, 1),
         ((0, 1, 2), 4, 1, 1),
         ((0, 1, 2), 4, 2, 0),
@@ -88,7 +87,6 @@ def test_no_order_of_two_ranks_and_two_microbatches_is_faster_than_claimed(kind)
     ids=str,
 )
 def test_no_order_is_faster_than_claimed(placement, chunks, cap, few, whole):
-    """Of a few kinds; of all with `--whole`, which takes hours."""
     for seed, kind in enumerate(ALL if whole else Random(placement[-1]).sample(ALL, few)):
         problem = problem_of(Random(seed), placement, chunks, *kind)
         check(problem if cap is ANY else replace(problem, cap=cap))
@@ -112,7 +110,6 @@ def test_no_order_is_faster_than_claimed(placement, chunks, cap, few, whole):
 def test_no_order_of_slices_copies_and_units_that_differ_is_faster_than_claimed(
     placement, chunks, slices, copies, few, unlike, whole
 ):
-    """Likewise."""
     for seed, kind in enumerate(ALL if whole else Random(chunks + slices).sample(ALL, few)):
         check(problem_of(Random(seed), placement, chunks, *kind, slices, copies, unlike))
 

@@ -87,9 +87,8 @@ def test_a_time_between_two_measured_numbers_of_rows_is_on_the_line_through_them
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5])
 def test_a_time_that_is_none_is_refused(wrong):
-    given = to_plain(profile(MODEL))
     with pytest.raises(ValueError, match=f"{wrong} is no number from 0"):
-        read_plain({**given, "edges": [0.1, wrong]}, "file")
+        read_plain({**to_plain(profile(MODEL)), "edges": [0.1, wrong]}, "file")
 
 
 GPT = GptSettings("gpt", 4, 32, "float32", 4, 16, 0.0, 1000)

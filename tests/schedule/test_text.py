@@ -2,6 +2,7 @@
 
 import csv
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -30,18 +31,12 @@ def test_files_of_a_time_without_i_are_read_with_it() -> None:
 
 def test_the_two_spellings() -> None:
     schedule = schedules.zb_h1(2, 2)
-    assert (
-        to_text(schedule)
-        == "# microp schedule zb_h1 chunks=2 ranks=2\n0F0 0F1 0I0 0W0 0I1 0W1\n1F0 1I0 1F1 1I1 1W0 1W1\n"
-    )
+    assert to_text(schedule).splitlines()[0] == "# microp schedule zb_h1 chunks=2 ranks=2"
+    assert to_text(schedule).splitlines()[1:] == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1"]
     assert to_torch_csv(schedule) == "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
-    assert to_torch_csv(schedules.gpipe(2, 1)) == "0F0,0B0\n1F0,1B0\n"
-
-
-def test_stages_without_w_are_written_and_read_in_both_forms() -> None:
-    schedule = schedules.zb_h1(2, 2).without_weight_gradients([1])
-    assert to_text(schedule).splitlines()[1:] == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1"]
-    assert from_text(to_text(schedule)) == schedule == from_torch_csv(to_torch_csv(schedule), schedule.name)
+    frozen = schedule.without_weight_gradients([1])
+    assert to_text(frozen).splitlines()[1:] == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1"]
+    assert from_text(to_text(frozen)) == frozen == from_torch_csv(to_torch_csv(frozen), frozen.name)
 
 
 def test_torch_csv_with_idle_slots_overlaps_and_communication() -> None:
@@ -60,22 +55,20 @@ HEAD = "# microp schedule x chunks=1 ranks="
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "message"),
+    ("text", "message"),
     [
-        (from_text, "", "line 1, column 1: expected '# microp schedule"),
-        (from_text, "# microp schedule x chunks=2\n", "line 1, column 1: expected '# microp schedule"),
-        (from_text, f"{HEAD}2\n0F0 0B0\n", "line 1, column 1: ranks=2, but 1 rows"),
-        (from_text, f"{HEAD}1\n0F0 0X0\n", "line 2, column 5: '0X0' is not an action"),
-        (from_text, f"{HEAD}1\n\n  0F 0B0\n", "line 3, column 3: '0F' is not an action"),
-        (from_torch_csv, "", "line 1, column 1: found no action"),
-        (from_torch_csv, ",,\n", "line 1, column 1: found no action"),
-        (from_torch_csv, "0F0,0B0\n1F0,1Q0\n", "line 2, column 5: '1Q0' is not an action"),
-        (from_torch_csv, "0F0,,0X0\n", "line 1, column 6: '0X0' is not an action"),
+        ("", "line 1, column 1: expected '# microp schedule"),
+        ("# microp schedule x chunks=2\n", "line 1, column 1: expected '# microp schedule"),
+        (f"{HEAD}2\n0F0 0B0\n", "line 1, column 1: ranks=2, but 1 rows"),
+        (f"{HEAD}1\n\n  0F 0B0\n", "line 3, column 3: '0F' is not an action"),
+        (",,\n", "line 1, column 1: found no action"),
+        ("0F0,0B0\n1F0,1Q0\n", "line 2, column 5: '1Q0' is not an action"),
+        ("0F0,,0X0\n", "line 1, column 6: '0X0' is not an action"),
     ],
 )
-def test_errors(read, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_errors(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read(*([text] if read is from_text else [text, "x"]))
+        from_torch_csv(text, "x") if "," in text else from_text(text)
 
 
 MINE = schedules.zb_h1(2, 3)
@@ -112,13 +105,11 @@ def saved(text: str, separator: str, *, quotes: bool, width: int = 9) -> str:
 
 
 @pytest.mark.parametrize("write", [to_text, to_torch_csv])
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-@pytest.mark.parametrize("quotes", [False, True])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_what_a_spreadsheet_saves_is_read(tmp_path, write, separator, quotes, encoding) -> None:  # type: ignore[no-untyped-def]
+def test_what_a_spreadsheet_saves_is_read(tmp_path, write) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "mine.csv"
-    path.write_bytes(saved(write(MINE), separator, quotes=quotes).encode(encoding))
-    assert schedules.from_file(2, 3, str(path)).ranks == MINE.ranks
+    for separator, quotes, encoding in product(",;\t", (False, True), ("utf-8", "utf-8-sig", "utf-16")):
+        path.write_bytes(saved(write(MINE), separator, quotes=quotes).encode(encoding))
+        assert schedules.from_file(2, 3, str(path)).ranks == MINE.ranks, (separator, quotes, encoding)
 
 
 def test_a_row_in_one_quoted_cell_and_a_mistake_in_one(tmp_path: Path) -> None:

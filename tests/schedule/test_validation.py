@@ -7,7 +7,7 @@ over links that keep nothing but their order.
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +21,7 @@ from threads import tagless
 
 from microp.comms import thread_comms
 from microp.schedule import Action, Op, Schedule, receives_to_post, validate
-from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_v
+from microp.schedule.builders import gpipe, zb_v
 from microp.schedule.validation import find_cycle
 
 # --- what is said ----------------------------------------------------------------------------------
@@ -32,18 +32,15 @@ def paired(*rows: str, at: str) -> Schedule:
     return replace(read(*rows, chunks=len(rows[0].split()) // 2), pairs=frozenset([Action.parse(at)]))
 
 
-REFUSED = [
+EACH = "0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"
+REFUSED = [  # the beginning of the sentence, and a part of the picture
     (read("0F0 0B0", "1F0"), "1B0 is missing", "rank 0  0F0 [0B0]\n  rank 1 [1F0]"),
     (read("0F0 0F0 0B0"), "0F0 is listed more than once", "rank 0 [0F0][0F0] 0B0"),
     (read("0F0 0B0 0F0", "0B0"), "0F0 and 0B0 are listed more than once; 0B0 is on rank 1, but rank 0 holds", "[0B0]"),
     (read("0F0 0B0 0F1 0B1"), "0F1 and 0B1 are out of range (stages go from 0, microbatches from 0 to 0)", "[0F1]"),
     (read("0F0", chunks=3), "0B0, 0F1, 0B1 and 2 more are missing", "rank 0 [0F0]"),
     (read("0F0 0B0 1F0", "1B0"), "1B0 is on rank 1, but rank 0 holds stage 1", "rank 1 [1B0]"),
-    (
-        read("1F0 0F0 0B0 0F1 0B1", "1B0 1F1 1B1", chunks=2),
-        "1F0 is on rank 0, but rank 1 holds stage 1",
-        "rank 0 [1F0]",
-    ),
+    (read("1F0 0F0 0B0 0F1 0B1", "1B0 1F1 1B1", chunks=2), "1F0 is on rank 0, but rank 1 holds stage 1", "[1F0]"),
     (read("0F0 0B0", ""), "rank 1 has nothing to do: use fewer ranks", ""),
     (read("0F0 0B0 2F0 2B0"), "stage 1 has no action, but stage 2 has", "[2F0][2B0]"),
     (Schedule("drawn", 1, ((Action(Op.F, -1, 0),),)), "-1F0 is out of range (stages go from 0", "[-1F0]"),
@@ -54,11 +51,7 @@ REFUSED = [
     ),
     (read("0B0 0F0"), "it deadlocks: 0B0 waits for 0F0, which comes after 0B0 on rank 0", "rank 0 [0B0][0F0]"),
     (read("0F0 0W0 0I0"), "it deadlocks: 0W0 waits for 0I0, which comes after 0W0 on rank 0", "0F0 [0W0][0I0]"),
-    (
-        read("0F0 0B0 0W0"),
-        "0B0 is the full backward, but there is 0W0 too: write 0I0 for 0B0, or leave 0W0 out",
-        "[0B0]",
-    ),
+    (read("0F0 0B0 0W0"), "0B0 is the full backward, but there is 0W0 too: write 0I0 for 0B0, or leave 0W0", "[0B0]"),
     (read("0F0 0I0 0B0 0W0"), "0B0 is the full backward, but there is 0I0 too: write 0I0 for 0B0", "[0I0]"),
     (read("0F0 0I0 0F1 0I1 0W1", chunks=2), "0W0 is missing", "[0I0]"),
     (read("0F0 0I0 0F1 0B1", chunks=2), "0W0 is missing", "[0I0]"),
@@ -70,26 +63,10 @@ REFUSED = [
         "which comes after 0B0 on rank 0",
         "rank 0  0F0 [0B0][0F1] 0B1\n  rank 1  1F0 [1F1][1B0] 1B1",
     ),
-    (
-        paired("0F0 0B0", at="0F0"),
-        "the pair (0F0;0B0) waits for itself, since 0B0 needs 0F0: pair",
-        "[0F0][0B0]",
-    ),
-    (
-        paired("0F0 0B0", at="0B0"),
-        "a pair is a forward and the backward after it, but nothing comes after 0B0",
-        "[0B0]",
-    ),
-    (
-        paired("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", at="0F0"),
-        "a pair is a forward and the backward after it, but 0F1 comes after 0F0",
-        "[0F0]",
-    ),
-    (
-        paired("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", at="0F1"),
-        "it deadlocks: 0F1 waits for 1B0, which comes after 1F1 on rank 1, which waits for 0F1",
-        "[0F1]",
-    ),
+    (paired("0F0 0B0", at="0F0"), "the pair (0F0;0B0) waits for itself, since 0B0 needs 0F0: pair", "[0F0][0B0]"),
+    (paired("0F0 0B0", at="0B0"), "a pair is a forward and the backward after it, but nothing comes", "[0B0]"),
+    (paired(*EACH, at="0F0"), "a pair is a forward and the backward after it, but 0F1 comes after 0F0", "[0F0]"),
+    (paired(*EACH, at="0F1"), "it deadlocks: 0F1 waits for 1B0, which comes after 1F1 on rank 1", "[0F1]"),
 ]
 
 
@@ -145,30 +122,14 @@ def test_a_cycle_is_one_of_actions_that_wait_for_each_other(number, builder):
 
 
 @pytest.mark.parametrize(
-    "typo",
-    [
-        read("0F0 0B0 200000000F0"),
-        read("0F0 0B0 0F200000000"),
-        read("0F0 0B0", chunks=2_000_000_000),
-        read("0F0 0B0 0F199999999", chunks=200_000_000),
-        read("199999999F0 199999999B0", chunks=2_000_000_000),
-    ],
+    ("row", "chunks"),
+    [("0F0 0B0 200000000F0", 1), ("0F0 0B0 0F199999999", 200_000_000), ("199999999F0 199999999B0", 2_000_000_000)],
 )
-def test_a_typo_takes_no_time(typo):
+def test_a_typo_takes_no_time(row, chunks):
     start = time.process_time()
     with pytest.raises(ValueError, match="schedule 'drawn'"):
-        validate(typo)
+        validate(read(row, chunks=chunks))
     assert time.process_time() - start < 1
-
-
-def test_the_cost_is_linear():
-    def seconds(chunks: int) -> float:
-        schedule = one_f_one_b(16, chunks)
-        start = time.process_time()
-        validate(schedule, 16)
-        return time.process_time() - start
-
-    assert min(seconds(800) for _ in range(3)) < 25 * min(seconds(100) for _ in range(3))  # 8 if it is linear
 
 
 @each_builder
@@ -215,17 +176,12 @@ def links(schedule: Schedule) -> tuple[dict, dict, dict]:
     return sent, posted, used
 
 
-def accepted(schedule: Schedule, seed: int) -> list[tuple[str, Schedule]]:
-    """The mutants that are not refused."""
-    return [(what, mutant) for what, mutant in mutants(schedule, seed) if is_accepted(mutant)]
-
-
 @pytest.mark.parametrize(("number", "builder"), list(enumerate(EVERY)), ids=label)
 def test_sends_and_receives_match_by_tag_and_in_order(number, builder, whole):
     """Of every builder and of every mutant that is accepted; without `--whole` the numbers of ranks take turns."""
     for ranks in (2, 3, 4) if whole else (2 + number % 3,):
         schedule = build(builder, ranks, 3 if build(builder, ranks, 1).slices > 1 else 5)
-        for order in (schedule, *(mutant for _, mutant in accepted(schedule, seed=ranks))):
+        for order in (schedule, *(each for _, each in mutants(schedule, seed=ranks) if is_accepted(each))):
             sent, posted, used = links(order)
             assert posted == sent
             assert {link: sorted(tensors) for link, tensors in used.items()} == {
@@ -239,12 +195,6 @@ def test_some_orders_use_tensors_in_another_order_than_they_are_sent():
     for schedule, turned in ((drawn, {(0, 1)}), (gpipe(4, 8), set()), (zb_v(3, 6), {(0, 1), (1, 2)})):
         sent, _, used = links(schedule)
         assert {link for link in sent if sent[link] != used[link]} == turned
-
-
-def assert_right(schedule: Schedule, transport) -> None:
-    """Its losses and gradients are the single process's, over a transport between threads."""
-    job = small_job(schedule=schedule, model=mlp("float64"))
-    assert_near(by_threads(job, transport=transport), by_one_process(job))
 
 
 SMALL = [
@@ -263,26 +213,19 @@ def test_a_mutant_is_refused_or_runs_correctly(builder, ranks, chunks, whole):
     It is a larger one with `--whole`.
     """
     schedule = build(builder, ranks, chunks)
-    fine = accepted(schedule, seed=7)
+    fine = [(what, mutant) for what, mutant in mutants(schedule, seed=7) if is_accepted(mutant)]
     kinds = Counter(what for what, _ in fine)
     assert (kinds["deleted"], kinds["doubled"], kinds["misplaced"], kinds["crossed"]) == (0, 0, 0, 0)
     assert kinds["swapped"] > 0
-    rng = random.Random(11)
-    for number, (_, mutant) in enumerate(rng.sample(fine, min(10 if whole else 2, len(fine)))):
-        assert_right(mutant, (thread_comms, tagless)[number % 2])
-
-
-def test_the_comparison_can_fail():
-    job = small_job(schedule=naive(2, 3), model=mlp("float64"))
-    got = by_threads(job)
-    got[1][0][0].view(-1)[0] += 1e-9
-    with pytest.raises(AssertionError):
-        assert_near(got, by_one_process(job))
+    rng, turn = random.Random(11), ranks + len(schedule.name)
+    for number, (_, mutant) in enumerate(rng.sample(fine, min(10 if whole else 1, len(fine)))):
+        job = small_job(schedule=mutant, model=mlp("float64"))  # over a transport between threads
+        assert_near(by_threads(job, transport=(thread_comms, tagless)[(turn + number) % 2]), by_one_process(job))
 
 
 # --- schedules with one thing wrong, or with another order -----------------------------------------
 
-Rows = list[list[Action]]
+Rows, Place = list[list[Action]], tuple[int, int]
 
 
 def mutants(schedule: Schedule, seed: int, pairs: int = 10) -> Iterator[tuple[str, Schedule]]:
@@ -290,38 +233,38 @@ def mutants(schedule: Schedule, seed: int, pairs: int = 10) -> Iterator[tuple[st
     and `pairs` random ones moved in their row, or swapped within it or across ranks."""
     rng = random.Random(seed)
     places = [(rank, place) for rank, row in enumerate(schedule.ranks) for place in range(len(row))]
+
+    def edited(change: Callable[[Rows], object]) -> Schedule:
+        rows: Rows = [list(row) for row in schedule.ranks]
+        change(rows)
+        return replace(schedule, name="mutant", ranks=tuple(map(tuple, rows)))
+
+    def moved(here: Place, there: Place) -> Schedule:
+        return edited(lambda rows: rows[there[0]].insert(there[1], rows[here[0]].pop(here[1])))
+
+    def swapped(here: Place, there: Place) -> Schedule:
+        (a, i), (b, j) = here, there
+
+        def swap(rows: Rows) -> None:
+            rows[a][i], rows[b][j] = rows[b][j], rows[a][i]
+
+        return edited(swap)
+
     for rank, place in places:
         action = schedule.ranks[rank][place]
         others = [other for other in range(len(schedule.ranks)) if other != rank]
-        yield "deleted", _edit(schedule, lambda rows, r=rank, p=place: rows[r].pop(p))
+        yield "deleted", edited(lambda rows, r=rank, p=place: rows[r].pop(p))
         there = rng.randint(0, len(schedule.ranks[rank]))
-        yield "doubled", _edit(schedule, lambda rows, r=rank, t=there, a=action: rows[r].insert(t, a))
+        yield "doubled", edited(lambda rows, r=rank, t=there, a=action: rows[r].insert(t, a))
         if others:
             other = rng.choice(others)
-            there = rng.randint(0, len(schedule.ranks[other]))
-            yield "misplaced", _edit(schedule, lambda rows, a=(rank, place), b=(other, there): _move(rows, a, b))
+            yield "misplaced", moved((rank, place), (other, rng.randint(0, len(schedule.ranks[other]))))
         if place:
-            yield "swapped", _edit(schedule, lambda rows, a=(rank, place - 1), b=(rank, place): _swap(rows, a, b))
+            yield "swapped", swapped((rank, place - 1), (rank, place))
     for _ in range(pairs):
-        rank, place = rng.choice(places)
-        there = (rank, rng.randrange(len(schedule.ranks[rank])))
-        yield "moved", _edit(schedule, lambda rows, a=(rank, place), b=there: _move(rows, a, b))
-        yield "swapped", _edit(schedule, lambda rows, a=(rank, place), b=there: _swap(rows, a, b))
-        far = rng.choice(places)
-        if far[0] != rank:
-            yield "crossed", _edit(schedule, lambda rows, a=(rank, place), b=far: _swap(rows, a, b))
-
-
-def _edit(schedule: Schedule, change) -> Schedule:
-    rows: Rows = [list(row) for row in schedule.ranks]
-    change(rows)
-    return replace(schedule, name="mutant", ranks=tuple(map(tuple, rows)))
-
-
-def _swap(rows: Rows, one: tuple[int, int], other: tuple[int, int]) -> None:
-    (a, i), (b, j) = one, other
-    rows[a][i], rows[b][j] = rows[b][j], rows[a][i]
-
-
-def _move(rows: Rows, one: tuple[int, int], there: tuple[int, int]) -> None:
-    rows[there[0]].insert(there[1], rows[one[0]].pop(one[1]))
+        here, far = rng.choice(places), rng.choice(places)
+        there = (here[0], rng.randrange(len(schedule.ranks[here[0]])))
+        yield "moved", moved(here, there)
+        yield "swapped", swapped(here, there)
+        if far[0] != here[0]:
+            yield "crossed", swapped(here, far)

@@ -7,8 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from drawn import equal
-from random_schedules import random_costs, random_schedule
+from drawn import equal, random_costs, random_schedule
 
 from microp.schedule import Op
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
@@ -92,19 +91,11 @@ def test_small_gradients_wait_for_the_end_of_a_stage_s_linears():
     assert stage_bytes([later, small._replace(freed=Size(10))], 2, NEVER).in_weight == 50
 
 
-def test_recomputed_segments_keep_their_inputs():
-    memory, segment = stage_bytes([LAYER] * 4, 2, Checkpointing("segments", 2, False)), 2 * (30 + 20)
-    assert (memory.kept, memory.input_kept) == (2 * 10, 2 * 10)
-    assert memory.rebuilt + memory.in_backward == segment - 2 * 10 + 40 + 2 * 5
-
-
 def test_what_enters_a_layer_is_kept_by_operations_alone_inside_a_stage():
     layer = LAYER._replace(input_unsaved=Size(per_row=10), input_pending=Size(per_row=10), pending=Size(per_row=15))
     memory = stage_bytes([layer._replace(pending_unsaved=Size(per_row=10))] * 3, 2, NEVER)
     assert (memory.whole, memory.input_whole) == (2 * (20 + 20 + 20), 2 * 10)  # something inside, the output
     assert memory.pending == 2 * (5 + 5 + 5)
-    once = LAYER._replace(shared=Size(), activation=Size(per_row=20), input_unsaved=Size(per_row=10))
-    assert stage_bytes([once] * 3, 2, NEVER).whole == 2 * (10 + 10 + 10)
 
 
 def test_what_some_backwards_of_a_stage_need_in_addition():
@@ -121,24 +112,6 @@ def test_what_some_backwards_of_a_stage_need_in_addition():
     sending = stage_bytes([layers[0], layers[1]._replace(shared=Size(6))], 1, NEVER, after, Holds(messages=True))
     assert sending.in_backward == 9 - 6  # then 9 - 4, without a gradient of 2
     assert (sending.own_send, sending.first_backward) == (6, 6 + 5)  # what is sent, then the weights' 5
-
-
-def test_a_received_gradient_stays_while_other_segments_run():
-    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9))] * 2
-    memory = stage_bytes(layers, 1, Checkpointing("segments", 2, False), LayerMemory(5, boundary=Size(3)))
-    rebuilt = 6 - 2  # a segment's activations less its input
-    assert memory.rebuilt + memory.in_backward == rebuilt + 9 - 2  # the last segment's input is free
-    assert memory.gradient == 3  # beside it
-
-
-def test_layers_before_the_first_trained_one_keep_nothing():
-    idle = LayerMemory(0, boundary=Size(4), in_forward=Size(7), in_backward=Size(8), is_idle=True)
-    own = LayerMemory(5, Size(9), Size(4), input_kept=Size(4), in_backward=Size(6))
-    alone, mixed = stage_bytes([idle] * 3, 1, NEVER, own), stage_bytes([idle, idle, own], 1, NEVER, own)
-    assert (alone.whole, alone.in_forward, alone.in_backward) == (0, 7 + 4, 8 - 4)
-    assert (mixed.whole, mixed.in_forward, mixed.input_whole) == (9, 7 + 4 - 9, 0)
-    segments = stage_bytes([idle, idle, own, own], 1, Checkpointing("segments", 2, False), own)
-    assert (segments.kept, segments.input_kept) == (4, 0)
 
 
 def test_stages_take_the_times_of_their_layers():

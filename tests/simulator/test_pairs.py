@@ -61,9 +61,8 @@ def test_a_pair_takes_both_inputs_first_and_gives_both_outputs_last(schedule: Sc
 
 @each_schedule
 def test_a_replay_gives_the_same_spans(schedule: Schedule) -> None:
-    """Equal stages, as a replay knows one time for all actions of a stage that are alike."""
     stages = schedule.stages
-    for latency in (0, 2):
+    for latency in (0, 2):  # equal stages, as a replay knows one time for all actions of a stage that are alike
         weight = (3,) * stages if schedule.input_gradients else ()
         costs = Costs((4,) * stages, (5,) * stages, weight, latency=latency, pair=(9,) * stages)
         spans = simulate(schedule, costs)

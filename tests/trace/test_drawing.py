@@ -7,8 +7,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from drawn import equal
-from random_schedules import random_schedule
+from drawn import equal, random_schedule
 
 from microp.schedule import remote_links
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1

@@ -6,8 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from drawn import equal, read_spans
-from random_schedules import random_cases
+from drawn import equal, random_cases, read_spans
 
 from microp import trace
 from microp.schedule import Action, Op

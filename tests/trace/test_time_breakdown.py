@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 from conftest import small_job
-from random_schedules import random_schedule
+from drawn import random_schedule
 
 from microp.records import read_rows, summarise
 from microp.schedule import Action, Op, Schedule

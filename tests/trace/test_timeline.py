@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 from catalogue import BUILDERS, build
-from drawn import equal
-from random_schedules import random_cases
+from drawn import equal, random_cases
 
 from microp.schedule import Schedule
 from microp.schedule.builders import Drain, gpipe, interleaved

@@ -9,16 +9,9 @@ from user import SMALL, microp, read
 
 from microp.model import Stage
 from microp.records import read_errors, read_rows, summarise
-from microp.records.recorder import to_json
 from microp.schedule.builders import one_f_one_b
 from microp.settings import SnapshotSettings
 from microp.worker import RankError, launch_ranks, run_threads
-
-
-def test_numbers_that_are_not_finite_are_null_in_json():
-    value = {"a": math.nan, "b": [1.5, math.inf, (-math.inf,)], "c": {"d": "nan", "e": None, "f": True}}
-    assert to_json(value) == '{"a": null, "b": [1.5, null, [null]], "c": {"d": "nan", "e": null, "f": true}}'
-
 
 SAVED_THEN = SnapshotSettings("disk", 2, 1, False, None, False)  # before step 2
 SAVED_EACH = SnapshotSettings("disk", 1, 1, True, None, True)
@@ -54,7 +47,6 @@ def test_every_rank_keeps_its_row_of_that_step(start, changes, tmp_path):
 
 
 def test_as_typed(tmp_path):
-    """One point of a sweep diverges, the other one finishes."""
     words = ["-m", "learning_rate=1e6,0.001", "model.layers=12", *SMALL[1:], "comms=threads", "tracking=disabled"]
     done = microp(*words, folder=tmp_path)
     assert done.returncode == 3, done.stderr

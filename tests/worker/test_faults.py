@@ -95,7 +95,6 @@ def test_a_rank_that_fails_before_it_has_a_log_is_named(tmp_path):
 
 
 def test_a_thread_that_hangs_does_not_keep_the_command(tmp_path, monkeypatch):
-    """The other ranks give up after the time-out, and it is left behind after `SHUTDOWN_S`."""
     forward, released = Stage.forward, threading.Event()
 
     def hanging(stage, microbatch, x):

@@ -38,8 +38,6 @@ exec "$@"
 
 
 class Host(NamedTuple):
-    """One of the two hosts."""
-
     name: str
     address: str  # which the other host reaches
     namespace: str  # the name of its network namespace
@@ -49,7 +47,6 @@ class Host(NamedTuple):
     process: int = 0  # one that does nothing on it
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        """Start a command on this host; its output goes to `out` in the host's folder."""
         own = {"HOST_NAME": self.name, "HOSTS_FILE": str(self.folder / "hosts"), "TMPDIR": str(self.folder / "tmp")}
         apart = ["--mount", "--uts", "--pid", "--time", "--monotonic", str(self.clock_s), "--fork", "--kill-child"]
         enter = ["ip", "netns", "exec", self.namespace, "unshare", *apart, "--mount-proc", "sh", "-e", "-c", ENTER]
@@ -70,7 +67,6 @@ class Host(NamedTuple):
         return begin(*words, program="torch.distributed.run", **where)
 
     def cut(self) -> None:
-        """Take this host's end of the link down."""
         _ip("-n", self.namespace, "link", "set", self.link, "down")
 
     def end(self) -> None:
@@ -156,7 +152,6 @@ def attempts_of(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def over_two(tmp_path_factory):
-    """The hosts, and what a run over both printed on each."""
     with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
         with launched(hosts, *WORDS) as commands:
             wait_for(lambda: None not in [command.poll() for command in commands], commands)

@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import own_model
 import pytest
 import rank_faults
 from conftest import small_job
-from sockets import is_loopback, listening
-from user import start, until
+from rank_faults import is_loopback, listening
+from user import until
 
 from microp.comms.waiting import is_alive
 from microp.records import WriteError
@@ -91,50 +92,30 @@ def test_a_launch_listens_on_loopback_only_and_unpickles_nothing(backend, tmp_pa
     assert [address for address in addresses if not is_loopback(address)] == []
 
 
-@pytest.mark.parametrize(
-    ("keys", "schedule", "replicas", "said"),
-    [
-        ({}, gpipe(1, 3), 2, ("bias of layer 1 on rank 1", "bias of layer 1 on rank 0")),
-        ({}, gpipe(2, 3), 3, ("bias of layer 1 on rank 2", "bias of layer 1 on rank 0")),
-        ({}, chimera(2, 2), 1, ("bias of layer 1 on rank 1", "bias of layer 1 on rank 0")),
-        ({"buffer": True}, gpipe(1, 3), 2, ("table of layer 1 on rank 1", "table of layer 1 on rank 0")),
-        ({"tied": True}, gpipe(3, 3), 1, ("weight of layer 2 on rank 2", "weight of layer 0 on rank 0")),
-        ({"tied": True}, gpipe(1, 3), 1, None),
-        ({}, gpipe(3, 3), 1, None),
-    ],
-)
-def test_a_model_function_that_is_not_deterministic_is_refused_where_it_matters(
-    keys, schedule, replicas, said, tmp_path
-):
-    settings = own_model.settings_of(own_model.unseeded, **keys)
-    job = own_model.own_job(settings, schedule=schedule, replicas=replicas, backend="threads")
-    if said is None:
+UNSEEDED = own_model.unseeded
+MADE = [  # a function and its keys, how it runs, and what is said of it
+    (UNSEEDED, {}, gpipe(1, 3), 2, "bias of layer 1 on rank 1", "bias of layer 1 on rank 0"),
+    (UNSEEDED, {}, gpipe(2, 3), 3, "bias of layer 1 on rank 2", "bias of layer 1 on rank 0"),
+    (UNSEEDED, {}, chimera(2, 2), 1, "bias of layer 1 on rank 1", "bias of layer 1 on rank 0"),
+    (UNSEEDED, {"buffer": True}, gpipe(1, 3), 2, "table of layer 1 on rank 1", "table of layer 1 on rank 0"),
+    (UNSEEDED, {"tied": True}, gpipe(3, 3), 1, "weight of layer 2 on rank 2", "weight of layer 0 on rank 0"),
+    (UNSEEDED, {"tied": True}, gpipe(1, 3), 1),
+    (UNSEEDED, {}, gpipe(3, 3), 1),
+    *((function, {}, gpipe(2, 3), 2) for function in (own_model.by_numpy, own_model.tied_layers, own_model.normed)),
+]
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_a_model_function_that_is_not_deterministic_is_refused_where_it_matters(case, tmp_path):
+    function, keys, schedule, replicas, *said = case
+    settings = own_model.settings_of(function, **keys)
+    job = own_model.own_job(settings, schedule=schedule, replicas=replicas, backend="threads", batch_size=18)
+    with (
+        pytest.raises(RankError, match=f"{' began with other numbers than '.join(said)}.*torch's generator, which")
+        if said
+        else nullcontext()
+    ):
         run_threads(job, tmp_path)
-        return
-    with pytest.raises(RankError, match=f"{' began with other numbers than '.join(said)}.*torch's generator, which"):
-        run_threads(job, tmp_path)
-
-
-FAILS = """
-import os, signal
-from types import SimpleNamespace
-from microp.worker import launch
-launch._LAST_S = 0
-launch.Heartbeats = lambda *_: SimpleNamespace(start=lambda _: None)
-os.environ |= {"LOCAL_RANK": "0", "RANK": "0"}
-try:
-    launch._in_new_process(SimpleNamespace(device=SimpleNamespace(threads=1), processes=1), None, None, None)
-except SystemExit:
-    os.kill(os.getpid(), signal.SIGTERM)
-"""
-
-
-def test_a_rank_that_has_told_its_error_says_no_more_when_it_is_ended(tmp_path):
-    """Then its output is the terminal's again, and no longer its log."""
-    done = start([sys.executable, "-c", FAILS], tmp_path)
-    assert done.returncode == -signal.SIGTERM
-    assert done.stderr.startswith("Traceback")
-    assert "most recent call first" not in done.stderr
 
 
 def test_a_full_disk_on_which_torch_s_launcher_stumbles_is_named(tmp_path, monkeypatch):
@@ -149,9 +130,3 @@ def test_a_full_disk_on_which_torch_s_launcher_stumbles_is_named(tmp_path, monke
     monkeypatch.setattr(launch, "full_disk", lambda path: WriteError(f"no room for {path}"))
     with pytest.raises(WriteError, match="no room for .*logs"):
         launch_ranks(small_job(), tmp_path)
-
-
-@pytest.mark.parametrize("function", [own_model.by_numpy, own_model.tied_layers, own_model.normed])
-def test_a_deterministic_one_is_not(function, tmp_path):
-    job = own_model.own_job(own_model.settings_of(function), replicas=2, backend="threads", batch_size=18)
-    run_threads(job, tmp_path)

@@ -58,7 +58,6 @@ def test_clocks_are_compared(ahead_ns, monkeypatch):
 
 
 def test_links_on_a_host_are_mailboxes_and_others_are_sockets(tmp_path):
-    """Four processes that are told to be on two hosts: they meet, and every message of the schedule arrives."""
     job = small_job(schedule=one_f_one_b(4, 2), timeout_s=30)
     assert launch_ranks(job, tmp_path, messages.links) == {
         0: {"1": "shm", "2": "tcp", "3": "tcp"},

@@ -27,9 +27,6 @@ def test_a_fast_model_is_measured_with_all_cases_in_all_rounds():
     assert ran == dict.fromkeys(range(CASES), ROUNDS)
     assert FEWEST < min(counted) <= max(counted) <= MOST
     assert took == pytest.approx(SECONDS, rel=0.1)
-    _, counted, took = run(0.0001)
-    assert set(counted) == {MOST}
-    assert took < SECONDS / 2
 
 
 @pytest.mark.parametrize("step", [0.1, 0.4, 1.6])

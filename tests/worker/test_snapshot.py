@@ -33,7 +33,6 @@ def job_of(name: str, **changes) -> Job:
 
 
 def run(job: Job, attempt: Path) -> dict[int, float]:
-    """The loss of the whole batch in every step."""
     attempt.mkdir(parents=True)
     run_threads(job, attempt)
     losses: dict[int, float] = {}
@@ -54,7 +53,6 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """One uninterrupted run of each model: its attempt and its losses."""
     torch.set_num_threads(1)
     attempts = {name: tmp_path_factory.mktemp(name) / "run" / "attempt-1" for name in MODELS}
     return {name: (attempt, run(job_of(name), attempt)) for name, attempt in attempts.items()}
@@ -76,7 +74,6 @@ def saved(attempt: Path, step: int) -> Snapshot:
 
 @pytest.mark.parametrize("where", ELSEWHERE)
 def test_it_goes_on_bit_for_bit(where, uninterrupted, whole, tmp_path):
-    """The models take turns; with `--whole` each goes on everywhere."""
     changes = dict(ELSEWHERE[where])
     for model in MODELS if whole else [list(MODELS)[list(ELSEWHERE).index(where) % len(MODELS)]]:
         attempt, losses = uninterrupted[model]
@@ -153,7 +150,6 @@ def test_what_a_snapshot_leaves(uninterrupted):
 
 
 def test_loading_executes_nothing(uninterrupted, tmp_path):
-    """A file that would call a function is refused."""
     attempt, _ = uninterrupted["mlp"]
     folder = tmp_path / "step-4"
     shutil.copytree(snapshots.snapshot_folder(attempt, 4), folder)
@@ -184,17 +180,15 @@ def test_older_ones_are_removed_but_nothing_of_others(keep, stay, uninterrupted,
 
 
 def test_a_resumed_attempt_removes_what_the_attempts_before_it_left(uninterrupted, tmp_path):
-    run_folder = tmp_path / "run"
-    shutil.copytree(uninterrupted["mlp"][0].parent, run_folder)
-    shutil.rmtree(snapshots.snapshot_folder(run_folder / "attempt-1", 6))
-    (run_folder / "attempt-1" / "snapshots" / ".step-6.draft").mkdir()
-    first, second = (run_folder / f"attempt-{number}" / "snapshots" / "step-2" for number in (1, 2))
-    shutil.copytree(first, second)
-    newest = snapshots.unfinished_snapshot(run_folder, STEPS)
-    assert newest == Snapshot(str(run_folder / "attempt-1" / "snapshots" / "step-4"), 4)
+    attempt = Path(shutil.copytree(uninterrupted["mlp"][0], tmp_path / "run" / "attempt-1"))
+    shutil.rmtree(snapshots.snapshot_folder(attempt, 6))
+    (attempt / "snapshots" / ".step-6.draft").mkdir()
+    shutil.copytree(attempt / "snapshots" / "step-2", tmp_path / "run" / "attempt-2" / "snapshots" / "step-2")
+    newest = snapshots.unfinished_snapshot(tmp_path / "run", STEPS)
+    assert newest == Snapshot(str(attempt / "snapshots" / "step-4"), 4)
     job = job_of("mlp", snapshot=SnapshotSettings("disk", 5, 1, True, None, False), resumed=newest)
-    run(job, run_folder / "attempt-3")
-    left = sorted(str(each.relative_to(run_folder)) for each in run_folder.glob("*/snapshots/*"))
+    run(job, tmp_path / "run" / "attempt-3")
+    left = [str(each.relative_to(tmp_path / "run")) for each in tmp_path.glob("run/*/snapshots/*")]
     assert left == ["attempt-3/snapshots/step-5"]
 
 

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -44,13 +43,6 @@ def test_every_option_names_its_builder_and_all_its_knobs(path: Path) -> None:
     defaults = {knob.name: "???" if knob.default is knob.empty else knob.default for knob in named}
     assert option == defaults
     assert path.stem == "file" or path.stem in BUILDERS
-
-
-def test_looped_schedules_place_stages_in_turn_and_v_shapes_fold_them() -> None:
-    for build in LOOPED.values():
-        assert build(4, 4, stages_per_rank=3).stages_of(1) == (1, 5, 9)
-    for name in schedules.V_SHAPED:
-        assert [BUILDERS[name][0](4, 8).stages_of(rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
 
 
 PAGE = (CONF.parents[1] / "microp/schedule/README.md").read_text()
@@ -99,16 +91,6 @@ def test_with_one_stage_a_rank_or_one_slice_the_orders_are_the_plain_ones() -> N
         (schedules.seq_1f1b(4, 8, slices=1, stages_per_rank=3), single),
     ):
         assert order.ranks == plain.ranks
-
-
-def test_backwards_that_go_along_the_sequence_deadlock() -> None:
-    sliced = schedules.seq_1f1b(2, 2)
-    swapped = tuple(
-        tuple(action._replace(microbatch=action.microbatch ^ 1) if action.op is Op.B else action for action in row)
-        for row in sliced.ranks
-    )
-    with pytest.raises(ValueError, match="it deadlocks: 1B0 waits for 1B1, which comes after 1B0 on rank 1"):
-        validate(replace(sliced, ranks=swapped))
 
 
 def test_dualpipe_v_says_which_chunks_it_takes_and_a_rank_holds_at_least_one_stage() -> None:
