@@ -24,8 +24,8 @@ $(READY): pyproject.toml
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python -m microp.run ranks=1 chunks=1 steps=5 warmup_steps=2
-	$(BIN)/python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16
+	$(BIN)/python -m microp.run ranks=1 chunks=1
+	$(BIN)/python -m microp.run -cn first
 	$(BIN)/python -m analysis.timeline outputs/runs
 	$(BIN)/python -m analysis
 

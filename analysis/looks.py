@@ -3,7 +3,7 @@
 ::
 
     gpipe   ──●──   blue         measured: always with markers, at the medians over launches
-    1f1b    ──○──   orange       measured, hollow marker: the spread is too wide to rely on
+    1f1b    ──○──   orange       measured, hollow marker: disturbed, or the spread too wide
     gpipe   ·······   blue       computed: thin and dotted, never with a marker, in the colour of the measured line
 
 A computed line comes from a closed form, from a simulation or from a fit; the legend says which. Measured

@@ -78,14 +78,13 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
         axis.set_title(wrapped)
     plot.legend(figure, [Patch(**_look(kind), label=LOOKS[kind][2]) for kind in shown])
     text = (
-        "Wall time of a traced step by kind, one bar per rank, whose number is at its end; the time of the whole "
-        "step is beside the name, and the mean share of compute in the bars. A panel is one configuration: its title "
-        "has what tells it from the other panels, and its bars differ only in what their names say. "
-        "Host: what is left, the rank's own time around its actions. Waits in warm-up, steady "
-        "phase and drain are for another rank to finish an action; transfer is a wait for a tensor that was already "
-        "being sent. Of several launches the one with the median step time is shown. Drawn: "
-        f"{len(panels)} of {counted(len(found), 'panel')}; the table has all, and kinds below {percent(SEEN)} "
-        f"of every bar.{_outliers(pd.concat(panels))}"
+        "Wall time of a traced step by kind, one bar per rank, whose number is at its end; the time of the whole step "
+        "is beside the name, the mean share of compute in the bars. A panel holds the schedules of one configuration: "
+        "its title has what tells it from other panels, and its bars differ only in what their names say. Host: what "
+        "is left, the rank's own time around its actions. Waits in warm-up, steady phase and drain are for another "
+        "rank to finish an action; transfer is a wait for a tensor that was already being sent. Of several launches "
+        f"that with the median step time is shown. Drawn: {len(panels)} of {counted(len(found), 'panel')}, of most "
+        f"schedules first; the table has all, and kinds below {percent(SEEN)} of a bar.{_outliers(pd.concat(panels))}"
     )
     times = Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)
     return [times, *_on_one_axis(found)]

@@ -27,7 +27,7 @@ from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import group_of, is_numeric, say, varying
 from analysis.words import BUBBLE, TIME, closing, fastest, least_memory, listed, sentences, spread
 from microp.records import WIDE_FRACTION, Plan, over_launches, read_plans
-from microp.results import HOW, Store, finished_runs, is_missing, records, worst_rank_mib
+from microp.results import HOW, Store, finished_runs, is_missing, one_process, recorded_point, records, worst_rank_mib
 from microp.system import about_sweep, run_command, sweep_names
 from microp.terminal import read_store
 
@@ -194,7 +194,8 @@ def of_plan(store: Store, plan: Plan) -> Exhibit | None:
     made = exhibit(runs, f"sweep-{name}", f"Sweep {name}")
     lost = without_result(store, plan)
     asked = about_sweep(plan.experiment)[0] if plan.experiment in sweep_names() else ""
-    return replace(made, answer=f"{asked} {made.answer} {lost}".strip(), caption=f"{made.caption} {lost}".strip())
+    told = f"{made.answer} {sentences(one_process(list(map(recorded_point, runs['recorded']))))}".strip()
+    return replace(made, answer=f"{asked} {told} {lost}".strip(), caption=f"{made.caption} {lost}".strip())
 
 
 def without_result(store: Store, plan: Plan) -> str:

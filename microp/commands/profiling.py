@@ -230,7 +230,8 @@ def described(profile: profiling.Profile, model: ModelSettings) -> list[str]:
         lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"
-        lines.append(f"{name}: hop {transport.latency * 1e3:.0f} µs + {rate}, engine {transport.overhead * 1e3:.0f} µs")
+        hop = f"{transport.latency * 1e3:.0f} µs" if transport.latency else "of no time beside the spread"
+        lines.append(f"{name}: hop {hop} + {rate}, engine {transport.overhead * 1e3:.0f} µs")
     lines.append(f"peak of a rank: {profile.peak_gflops or 0:,.0f} GFLOP/s, in a product of matrices")
     spreads = ", ".join(f"{name} {'unknown' if v is None else f'{v:.0%}'}" for name, v in profile.spread.items())
     lines.append(f"spread (p90 - p10) / median: {spreads}")

@@ -192,8 +192,8 @@ class SweepCallback(hydra_app.PointsCallback):
         if hint := next(filter(None, texts), None):  # once in an output folder
             console.note(hint)
         doubts = (config_checks.prediction_doubts(point.config, point.job) for point in self._points.values())
-        if doubt := next(filter(None, doubts), None):
-            console.warn(doubt[0])
+        for doubt in next(filter(None, doubts), []):
+            console.warn(doubt)
         shown = {row.summary["run_id"] for row in rows}
         if lost := sorted(str(point.run) for name, point in self._points.items() if name not in shown):
             count = f"{len(lost)} of {len(self._points)} points"

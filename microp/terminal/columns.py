@@ -27,6 +27,7 @@ from microp.terminal.console import out
 
 GAP = 2  # blanks between two columns
 CUT = "…"
+WORD = 12  # characters of a key's part up to which a heading is not broken inside
 PAGE = "Every column: analysis/README.md."
 _MOST_DIGITS = 6  # after the point
 
@@ -52,8 +53,11 @@ class Column:
     @property
     def least(self) -> int:
         """The fewest characters: with the heading in lines, and values that may be cut as short as may be."""
-        width = max(map(cell_len, (*self.name.split(), *self.values)), default=0)
-        return width if self.shortest is None else min(width, self.shortest)
+        values, name = max(map(cell_len, self.values), default=0), self.name
+        if self.shortest is not None:
+            values, name = min(values, self.shortest), name.replace(".", ". ")
+        words = [cell_len(word) for word in name.split()]
+        return max(values, *(words if self.shortest is None else (min(word, WORD) for word in words)))
 
 
 def show(columns: Sequence[Column], whole: str, parts: Mapping[int, str] | None = None) -> None:
