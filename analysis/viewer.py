@@ -110,7 +110,7 @@ def _timeline(row: dict[str, Any], name: str, step: TracedStep) -> dict[str, Any
     places = {action: number for number, (_, action) in enumerate(schedule)}
     actions = ((rank, OPS.index(action.op), action.stage, action.microbatch) for rank, action in schedule)
     holds = [schedule.stages_of(rank) for rank in range(len(schedule.ranks))]
-    experiment = row.get("env.experiment")
+    experiment, median = row.get("env.experiment"), f"median step {row['step_ms.median']:.4g} ms"
     return {
         "name": name,
         "id": row["run_id"],
@@ -119,7 +119,7 @@ def _timeline(row: dict[str, Any], name: str, step: TracedStep) -> dict[str, Any
         "shades": [shade(stage, holds[rank]) for stage, rank in schedule.placement.items()],
         "actions": list(chain(*actions)),
         "parents": [[places[parent] for parent in schedule.parents(action)] for _, action in schedule],
-        "facts": header(step.panels, step.sums, _predicted(row)) + ["disturbed"] * bool(row["disturbed"]),
+        "facts": [*header(step.panels, step.sums, _predicted(row)), *[f"disturbed: {median}"] * bool(row["disturbed"])],
         "panels": [_panel(schedule, kind, spans, step.sums[kind]) for kind, spans in step.panels.items()],
     }
 

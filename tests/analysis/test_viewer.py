@@ -46,7 +46,8 @@ def test_each_stage_of_a_rank_has_its_shade_and_the_newest_run_of_several_ranks_
     runs = [run(tmp_path, gpipe(ranks, 2), equal(ranks, 5, 10), started=began) for ranks, began in made]
     data, _ = timelines(*runs[:2], runs[2] | {"disturbed": True})
     assert data["runs"][data["first"]]["ranks"] == 4
-    assert {each["ranks"]: "disturbed" in each["facts"] for each in data["runs"]} == {1: True, 2: False, 4: False}
+    told = {each["ranks"]: " ".join(each["facts"]) for each in data["runs"]}
+    assert {ranks: "disturbed: median step" in facts for ranks, facts in told.items()} == {1: True, 2: False, 4: False}
 
 
 def test_sums_over_the_replicas_are_replayed_and_measured(tmp_path):
