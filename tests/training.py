@@ -52,6 +52,11 @@ def peak_memory(job: Job, comms: Comms) -> float:
     return trainer.memory_step(1)["peak_memory_mib"]
 
 
+def peak_memories(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> list[float]:
+    """This rank's peak in MiB, of every job."""
+    return [peak_memory(job, comms) for job in jobs]
+
+
 class Left(NamedTuple):
     """What a rank has after some steps with replicas."""
 

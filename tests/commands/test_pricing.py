@@ -166,9 +166,9 @@ def check_peaks(words: list[str], folder: Path, **tolerance: float) -> None:
     configs = [composed(f"{each} device.threads=1") for each in words]
     jobs = list(map(make_job, configs))
     if jobs[0].backend == "threads":
-        measured = in_threads(jobs[0].ranks, lambda comms: training.peak_memory(jobs, jobs[0], comms, 0, folder))
+        measured = in_threads(jobs[0].ranks, lambda comms: training.peak_memories(jobs, jobs[0], comms, 0, folder))
     else:
-        measured = launch_ranks(jobs[0], folder, partial(training.peak_memory, jobs))
+        measured = launch_ranks(jobs[0], folder, partial(training.peak_memories, jobs))
     for number, config in enumerate(configs):
         peaks = [measured[rank][number] for rank in range(jobs[0].ranks)]
         assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, **tolerance), words[number]
