@@ -40,12 +40,14 @@ from microp.trace import Actions, B, Column, F, I, W
 
 Floats = NDArray[np.float64]
 FIELDS = StageBytes._fields
-KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_FORWARD, IN_BACKWARD, IN_FULL, IN_WEIGHT = range(9)
-INPUT, INPUT_KEPT, INPUT_WHOLE, INPUT_PENDING, GRADIENT, GRADIENT_PENDING = range(9, 15)
-SENT_OUTPUT, SENT_WHOLE, SENT_GRADIENT, BOTH, BOTH_PENDING = range(15, 20)
-OWN_SEND, OWN_KEPT, FIRST_BACKWARD, FIRST_WEIGHT, RETURNED = range(20, len(FIELDS))
+KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_FORWARD, IN_BACKWARD, IN_FULL = range(8)
+TAPED_FORWARD, TAPED_BACKWARD, TAPED_FULL, IN_WEIGHT = range(8, 12)
+INPUT, INPUT_KEPT, INPUT_WHOLE, INPUT_PENDING, GRADIENT, GRADIENT_PENDING = range(12, 18)
+SENT_OUTPUT, SENT_WHOLE, SENT_GRADIENT, BOTH, BOTH_PENDING = range(18, 23)
+OWN_SEND, OWN_KEPT, FIRST_BACKWARD, FIRST_WEIGHT, RETURNED = range(23, len(FIELDS))
 SUMMED = 2  # tensors of a layer's gradients while they are summed over copies, beside the other copy's: as one, the sum
-_IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, IN_WEIGHT, OWN_SEND, OWN_KEPT, FIRST_BACKWARD, FIRST_WEIGHT]
+_IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, TAPED_BACKWARD, TAPED_FULL, IN_WEIGHT]
+_IN_A_BACKWARD += [OWN_SEND, OWN_KEPT, FIRST_BACKWARD, FIRST_WEIGHT]
 
 
 class Part(NamedTuple):
@@ -145,7 +147,7 @@ class Ranks:
             Part("kept for W", sums[PENDING], round(counts[PENDING])),
             *([Part("kept for slices", sums[RETURNED] + self._common(sizes, stages))] if self._slices > 1 else []),
             Part("in a backward", sums[_IN_A_BACKWARD].sum()),
-            Part("in a forward", sums[IN_FORWARD]),
+            Part("in a forward", sums[IN_FORWARD] + sums[TAPED_FORWARD]),
             Part("received tensors", sums[INPUT : GRADIENT_PENDING + 1].sum() + sums[BOTH] + sums[BOTH_PENDING]),
             Part("sent tensors", sums[SENT_OUTPUT : SENT_GRADIENT + 1].sum()),
             *([Part("the sum of a layer's copies", summed)] if summed else []),
@@ -276,13 +278,14 @@ class _RankCounts:
         recomputed = backward[~self.is_spared[backward]]
         for to in (changes, needs):
             self.add(to, forward, forward, kept[forward])
-        self.add(needs, forward, forward, IN_FORWARD)
+        self.add(needs, forward, forward, np.where(self.is_spared[forward], TAPED_FORWARD, IN_FORWARD))
         self.add(changes, backward, backward, kept[backward], -1)
         self.add(changes, self._divided, self._divided, PENDING)
         if self.schedule.slices > 1:
             self.add(changes, backward, backward, RETURNED)
         self.add(needs, recomputed, recomputed, REBUILT)
         extra = np.where((self.op[backward] == I) | (not self.schedule.input_gradients), IN_BACKWARD, IN_FULL)
+        extra += self.is_spared[backward] * (TAPED_BACKWARD - IN_BACKWARD)
         self.add(needs, backward, backward, extra)
         self.add(changes, weight, weight, PENDING, -1)
         self.add(needs, weight, weight, IN_WEIGHT)
@@ -401,4 +404,5 @@ def _add_sends(counts: _RankCounts) -> None:
     counts.add(counts.changes, used, sent, fields[sent], -1)
     same = (counts.op[used] != F) & (counts.op[sent] == F) & (counts.stage[used] == counts.stage[sent])
     same &= (counts.microbatch[used] == counts.microbatch[sent]) & ~np.isin(used, counts.firsts)
+    same &= counts.is_spared[used]
     counts.add(counts.needs, used[same], used[same], OWN_SEND)

@@ -132,6 +132,9 @@ class StageBytes(NamedTuple):
     in_forward: float = 0  # while an F runs, in addition to what it keeps
     in_backward: float = 0  # while a B runs, in addition to what F kept and a recomputed segment
     in_full: float = 0  # the same while an undivided B runs, in a schedule that divides others
+    taped_forward: float = 0  # these three of a microbatch that is not recomputed
+    taped_backward: float = 0
+    taped_full: float = 0
     in_weight: float = 0  # while a W runs
     input: float = 0  # the tensor that enters
     input_kept: float = 0  # the part of it that F keeps for B if the microbatch is recomputed
@@ -144,7 +147,8 @@ class StageBytes(NamedTuple):
     sent_gradient: float = 0  # the gradient of the tensor that enters
     both: float = 0  # the part of the output that F keeps, and the next stage for its B too
     both_pending: float = 0  # the same of the next stage's W
-    own_send: float = 0  # in addition while a B runs, if its own forward's output is still being sent
+    # in addition while a B runs whose forward kept everything, if that one's output is still being sent
+    own_send: float = 0
     own_kept: float = 0  # the same if the next stage, of the same rank, keeps that output for its W
     first_backward: float = 0  # in addition while the first undivided backward runs, which makes the weights' gradients
     first_weight: float = 0  # the same of the first W
@@ -177,8 +181,8 @@ def stage_bytes(
     past = sum(layer.past for layer in stage)
     rebuilt = (activation - past) / count if count else 0.0  # what was kept of a slice is free when it is there again
     first, shared = stage[0], stage[-1].shared  # the part of the output that the last layer keeps too
-    backward = partial(_backward, segments, count, leaving, split and not leaving)
-    sending = shared if holds.messages and not count else 0.0
+    backward, taped = (partial(_backward, segments, n, leaving, split and not leaving) for n in (count, 0))
+    sending = shared if holds.messages else 0.0
     inputs = list(map(_entered, segments))
     return StageBytes(
         kept=sum(inputs[1:]) + past,
@@ -186,9 +190,12 @@ def stage_bytes(
         pending=sum(layer.pending for layer in stage) - first.input_pending - stage[-1].gradient_pending,
         gradients=sum(layer.weights for layer in stage),
         rebuilt=rebuilt,
-        in_forward=_in_forward(segments) if count else _in_taped(stage),
+        in_forward=_in_forward(segments),
         in_backward=max(0.0, backward(False) - rebuilt),
         in_full=max(0.0, backward(True) - rebuilt),
+        taped_forward=_in_taped(stage),
+        taped_backward=taped(False),
+        taped_full=taped(True),
         in_weight=_in_weight(stage),
         input=first.boundary,
         input_kept=inputs[0],
@@ -201,9 +208,9 @@ def stage_bytes(
         sent_gradient=first.boundary,
         both=min(shared, following.input_kept),
         both_pending=min(shared, following.input_pending),
-        own_send=backward(False, sent=sending) - backward(False),
-        own_kept=backward(False, sent=min(shared, following.input_pending)) - backward(False),
-        first_backward=backward(split, sent=sending, is_first=True) - backward(split),
+        own_send=taped(False, sent=sending) - taped(False),
+        own_kept=taped(False, sent=min(shared, following.input_pending)) - taped(False),
+        first_backward=backward(split, sent=0 if count else sending, is_first=True) - backward(split),
         first_weight=_in_weight(stage, is_first=True) - _in_weight(stage),
         returned=sum(layer.returned for layer in stage),
     )

@@ -56,8 +56,8 @@ class Column:
         values, name = max(map(cell_len, self.values), default=0), self.name
         if self.shortest is not None:
             values, name = min(values, self.shortest), name.replace(".", ". ")
-        words = [cell_len(word) for word in name.split()]
-        return max(values, *(words if self.shortest is None else (min(word, WORD) for word in words)))
+        words = [cell_len(word) for word in name.split()]  # none in a column without a heading
+        return max([values, *(words if self.shortest is None else (min(word, WORD) for word in words))])
 
 
 def show(columns: Sequence[Column], whole: str, parts: Mapping[int, str] | None = None) -> None:

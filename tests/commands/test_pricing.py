@@ -192,14 +192,19 @@ def test_no_tensor_between_stages_is_forgotten(comms, whole, tmp_path):
     The modes take turns over schedules and transports; --whole has all over both.
     """
     of = f"model.dim=64 model.layers=16 batch_size=64 chunks=8 ranks=4 comms={comms}"
-    words = [f"schedule={name} checkpointing={mode} {of}" for name in EVERY_TENSOR for mode in (*MODES, "segments")]
+    modes = (*MODES, "segments", "except_last")
+    words = [f"schedule={name} checkpointing={mode} {of}" for name in EVERY_TENSOR for mode in modes]
     check_peaks(words if whole else words[2 * (comms == "shm") :: 5], tmp_path, abs=0.1 * 8 * 64 * 4 / 2**20)
 
 
 def test_predicted_memory_of_large_microbatches_is_exact_where_backwards_are_divided(tmp_path):
     """Without a transport's mailboxes, where activations are most of the memory: the peak lies in an I."""
-    of = "model.dim=64 batch_size=4096 chunks=8 ranks=2 comms=threads"
-    words = [f"schedule={name} checkpointing={mode} {of}" for name in ("zb_h1", "zb_v") for mode in MODES]
+    of = "model.dim=64 chunks=8 ranks=2 comms=threads"
+    words = [
+        f"schedule={name} checkpointing={mode} batch_size=4096 {of}" for name in ("zb_h1", "zb_v") for mode in MODES
+    ]
+    gpt = f"model=gpt model.layers=6 batch_size=32 checkpointing=except_last {of}"
+    words += [f"{gpt} schedule={name}" for name in ("1f1b", "v_min")]
     check_peaks(words, tmp_path, rel=0.001)
 
 
