@@ -96,7 +96,7 @@ def command_parser(module: str, about: str | None, takes_outputs: bool = False) 
 def add_schedule(parser: CommandParser) -> None:
     """Let a command take `--schedule`: which runs are drawn."""
     told = "only runs of these, as gpipe,1f1b"
-    parser.add_argument("--schedule", type=lambda text: text.split(","), default=(), help=told)
+    parser.add_argument("--schedule", type=lambda text: text.split(","), action="extend", default=[], help=told)
 
 
 def read_report(parser: CommandParser, arguments: list[str] | None) -> tuple[Namespace, Path]:

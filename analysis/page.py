@@ -115,10 +115,10 @@ def fenced(lines: Sequence[str]) -> str:
 def overview(store: Store) -> str:
     """Return what there is in a few sentences; there is at least one finished run."""
     runs = store.runs()
-    starts = sorted(map(float, runs["started"]))
-    first, last = (datetime.fromtimestamp(start).strftime(MINUTE) for start in (starts[0], starts[-1]))
+    first, last = (datetime.fromtimestamp(float(end(runs["started"]))).strftime(MINUTE) for end in (min, max))
     began = f"at {first}" if first == last else f"from {first} to {last.removeprefix(first.partition(' ')[0] + ' ')}"
     text = (
+        f"{'Only --schedule=' * bool(store.schedules)}{','.join(store.schedules)}{': ' * bool(store.schedules)}"
         f"{counted(len(runs), 'finished run')} of {counted(runs['question'].nunique(), 'configuration')}, "
         f"started {began}. Machine: {machines(runs)}. Commit: {commits(runs)}."
     )

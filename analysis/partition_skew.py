@@ -108,8 +108,7 @@ def _cost(rows: pd.DataFrame) -> str:
     skewed = skewed[(skewed["schedule"] == schedule) & (skewed["position"] == skewed["position"].max())]
     [point] = records(over_launches(skewed, POINT, ["ratio"]))
     even = even[even["schedule"] == schedule]
-    nominal_ones = skewed["origin"].iloc[0] == "nominal"
-    times = "nominal times" if nominal_ones else "times measured with the uniform partition"
+    times = "nominal times" if skewed["origin"].iloc[0] == "nominal" else "times measured with the uniform partition"
     found = f"is {spread(point, 'ratio')} of that with the uniform partition"
     if point["disturbed"] and point["launches"] == 1 and not (is_faster(even, skewed) or is_faster(skewed, even)):
         found = "against that with the uniform partition is too noisy to say (disturbed)"

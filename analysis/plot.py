@@ -196,18 +196,19 @@ def lines(
         points(axis, own, x, y, look, label.format(value))
 
 
-def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> None:
+def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: Mapping[Any, Look]) -> None:
     """Write the value of `by` near each point of a table, where it covers no name, no point and if possible no line.
 
-    For figures with more names than colours. A thin line leads to a name that is far from its point; one that has no
-    room is only in the legend. The axes' scales and limits are final.
+    For figures with more names than colours. It has its point's colour, a shade darker, and a thin line to it; one that
+    has no room is only in the legend. The axes' scales and limits are final.
     """
     at_x, at_y = table[x].to_numpy(), table[y].to_numpy()
     names = [fitting.shortened(str(name), room(axis) / 2) for name in table[by]]
     drawn = [np.asarray(line.get_xydata()) for line in axis.get_lines() if line.get_linestyle() == "-"]
-    avoided = {"x_scatter": at_x, "y_scatter": at_y, "x_lines": [line[:, 0] for line in drawn]}
-    avoided["y_lines"] = [line[:, 1] for line in drawn]
-    style = {"textsize": fitting.POINTS, "textcolor": "0.25", "linecolor": "0.6", "linewidth": 0.4}
+    lines_x, lines_y = ([line[:, of] for line in drawn] for of in (0, 1))
+    shades = [mpl.colors.to_hex(sns.set_hls_values(named[name].colour, l=0.3)) for name in table[by]]
+    avoided = {"x_scatter": at_x, "y_scatter": at_y, "x_lines": lines_x, "y_lines": lines_y}
+    style = {"textsize": fitting.POINTS, "textcolor": shades, "linecolor": shades, "linewidth": 0.6}
     textalloc.allocate(axis, at_x, at_y, names, draw_all=False, nbr_candidates=1000, **avoided, **style)
 
 

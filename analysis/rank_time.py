@@ -95,7 +95,8 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     several = [own for own in configurations if own["schedule"].nunique() > 1]
     if not several:
         return []
-    own = max(several, key=lambda rows: min(MOST_STEPS, rows["schedule"].nunique())).drop_duplicates("schedule")
+    best = max(several, key=lambda rows: (min(MOST_STEPS, rows["schedule"].nunique()), -rows["disturbed"].mean()))
+    own = best.drop_duplicates("schedule")
     order = sorted(looks.in_order(own["schedule"]), key=lambda name: name == "naive")[:MOST_STEPS]  # its step is long
     rows = {row["schedule"]: {**row, "time_ms": True} for row in records(own)}
     panels, sums, lines = {}, {}, []

@@ -135,7 +135,7 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     plot.legend(figure)
     if has_names:
         for axis, (_, own) in zip(axes, groups, strict=True):
-            plot.name_points(axis, own.sort_values("front", ascending=False), value, time, "schedule")
+            plot.name_points(axis, own.sort_values("front", ascending=False), value, time, "schedule", named)
     fronts = "; ".join(
         f"{', '.join(own[own['front']].sort_values(value)['schedule']) or 'none'} (M = {chunks}, {policy})"
         for (chunks, policy), own in groups

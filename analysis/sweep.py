@@ -188,10 +188,9 @@ def _doubles(ticks: list[Any], numeric: bool) -> bool:
 def of_plan(store: Store, plan: Plan) -> Exhibit | None:
     """Return the exhibit of one sweep, a stored one's with its question; None if none of its runs has finished."""
     runs = store.of({point.run_id for point in plan.points})
-    name = plan.folder.name
     if runs.empty:
         return None
-    made = exhibit(runs, f"sweep-{name}", f"Sweep {name}")
+    made = exhibit(runs, f"sweep-{plan.folder.name}", f"Sweep {plan.folder.name}")
     lost = without_result(store, plan)
     asked = about_sweep(plan.experiment)[0] if plan.experiment in sweep_names() else ""
     told = f"{made.answer} {sentences(one_process(list(map(recorded_point, runs['recorded']))))}".strip()

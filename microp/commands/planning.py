@@ -23,6 +23,7 @@ from microp.config import (
     ConfigError,
     PlanConfig,
     chosen,
+    config_checks,
     memory_cap,
     plain,
     profile_command,
@@ -204,7 +205,7 @@ def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
     for note in _notes(plan, found):
         console.note(note)
     rows_of = {point.batch_size / priced.choice.replicas / priced.choice.chunks for priced in found.front}
-    for doubt in profile_notes(point, sorted({min(rows_of), max(rows_of)})):
+    for doubt in (*config_checks.memory_doubts(point), *profile_notes(point, sorted({min(rows_of), max(rows_of)}))):
         console.warn(doubt)
     show_plans(
         rows,

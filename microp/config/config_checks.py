@@ -303,7 +303,18 @@ def warnings(config: Config, job: Job) -> list[str]:
                 f"partition.share={share} of {partition.layers} layers is {wanted}, but the other ranks "
                 f"need one each: rank {rank} gets {partition.sizes[rank]}"
             )
+    texts += memory_doubts(config)
     return [*texts, *uneven_rows(config, job.workload), *job.notes, *_doubts(config, job, asked=True)]
+
+
+def memory_doubts(config: Config) -> list[str]:
+    """Return why the memory that is predicted of a model of the user's own may be too low."""
+    if not (scattered := config.model.facts.scattered):
+        return []
+    return [
+        f"{_layers(scattered)}: the output does not lie in one piece, and is copied where it is sent or used: "
+        "predicted memory leaves such copies out, so let the layer end in .contiguous()"
+    ]
 
 
 def prediction_doubts(config: Config, job: Job) -> list[str]:

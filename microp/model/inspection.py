@@ -99,6 +99,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         rows=None if made.data is None else (row_form(few.inputs), row_form(few.targets)),
         output=row_form(few.outputs[-1]),
         mixing=tuple(more.mixing() if more.is_real else ()),
+        scattered=tuple(index for index, output in enumerate(few.outputs[:-1]) if not output.is_contiguous()),
         changes_buffers=made.changes_buffers,
         unsaved=tuple((few.unsaved | more.unsaved).values()),
         code=code,

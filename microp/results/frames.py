@@ -21,7 +21,7 @@ run counts, so that rows of an older sweep are not mixed in.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,12 +56,16 @@ def load_runs(folder: Path) -> pd.DataFrame:
         number = "1 attempt is" if len(unreadable) == 1 else f"{len(unreadable)} attempts are"
         more = "" if len(unreadable) == 1 else ' (attrs["unreadable"] lists the other reasons)'
         warnings.warn(f"{number} left out: {unreadable[0]}{more}", stacklevel=3)
-    frame = _frame(rows)
-    flat = [flatten(row) for row in rows]
-    for column in map(str, frame.select_dtypes(float)):  # pandas makes floats of integers of which some are missing
-        if all(isinstance(row.get(column), int | None) for row in flat):
-            frame[column] = frame[column].astype("Int64")
+    frame = _with_integers(_frame(rows), [flatten(row) for row in rows])
     frame.attrs["unreadable"] = unreadable
+    return frame
+
+
+def _with_integers(frame: pd.DataFrame, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return a frame of rows whose integers stay such: pandas makes floats of those of which some are missing."""
+    for column in map(str, frame.select_dtypes(float)):
+        if all(isinstance(row.get(column), int | None) for row in rows):
+            frame[column] = frame[column].astype("Int64")
     return frame
 
 
@@ -97,7 +101,8 @@ def load_steps(attempt: Path) -> pd.DataFrame:
     import pandas as pd
 
     ranks = map(rank_of, row_files(attempt, "steps"))
-    return pd.DataFrame([row for rank in ranks for row in read_rows(attempt, rank)])
+    rows = [row for rank in ranks for row in read_rows(attempt, rank)]
+    return _with_integers(pd.DataFrame(rows), rows)
 
 
 def spans_frame(spans: Spans, per_unit: float = 1, suffix: str = "") -> pd.DataFrame:
@@ -204,7 +209,7 @@ class Store:
         if rows.empty or (run_ids is None and not self.schedules):
             return rows.copy()
         counts = rows["schedule"].isin(self.schedules or rows["schedule"])
-        counts |= with_alone & (rows["ranks"] == 1) & (rows["chunks"] == 1)
+        counts |= with_alone & (rows["ranks"] == 1) & (rows["chunks"] == 1) & (rows["replicas"] == 1)
         counts &= run_ids is None or rows["run_id"].isin(run_ids)
         return rows[counts].reset_index(drop=True)
 

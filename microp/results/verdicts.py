@@ -27,7 +27,7 @@ from microp.results.swept import swept
 from microp.schedule.builders import LOOPED, V_SHAPED
 from microp.system import flatten
 
-NOISY = 1.5  # a ratio of disturbed times is one from here on
+NOISY = 2.0  # a ratio of disturbed times is one from here on
 LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
 BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
 LAUNCH = "repeat"

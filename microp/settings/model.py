@@ -83,6 +83,7 @@ class LayerFacts:
     rows: tuple[RowForm, RowForm] | None = None  # inputs and targets of the model's own data; None: it is given text
     output: RowForm | None = None  # what the last layer makes of a row
     mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
+    scattered: tuple[int, ...] = ()  # the layers whose output does not lie in one piece of memory
     unsaved: tuple[str, ...] = ()  # which layers change in a forward what is not in their state_dict, and what that is
 
 

@@ -53,11 +53,12 @@ class Column:
     @property
     def least(self) -> int:
         """The fewest characters: with the heading in lines, and values that may be cut as short as may be."""
-        values, name = max(map(cell_len, self.values), default=0), self.name
+        values: int = max(map(cell_len, self.values), default=0)
+        name = self.name
         if self.shortest is not None:
             values, name = min(values, self.shortest), name.replace(".", ". ")
-        words = [cell_len(word) for word in name.split()]  # none in a column without a heading
-        return max([values, *(words if self.shortest is None else (min(word, WORD) for word in words))])
+        most = WORD if self.shortest is not None else len(name)
+        return max([values, *(min(len(word), most) for word in name.split())])  # a column may have no heading
 
 
 def show(columns: Sequence[Column], whole: str, parts: Mapping[int, str] | None = None) -> None:

@@ -77,6 +77,10 @@ def test_the_facts_of_a_model():
     assert models.settings_of(models.normed).facts.changes_buffers
     assert models.settings_of(models.normalised_together).facts.mixing == (2,)
     assert models.settings_of(gradients_by_frequency).facts.mixing == (0,)  # only the gradients of its weights
+    turned = Does(
+        lambda own, x: (x * own.weight).expand(len(x), 8).t().contiguous().t(), weight=nn.Parameter(torch.ones(8))
+    )
+    assert inspect_layers(Layers([first(), turned, nn.Linear(8, 256)], models.of_last, 4), "").scattered == (1,)
     assert models.settings_of(models.tied_layers).facts.tied == (
         ((0, "weight"), (6, "weight")),
         ((2, "weight"), (3, "0.weight"), (4, "weight")),
