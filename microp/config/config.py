@@ -138,7 +138,7 @@ def word_problems(words: Sequence[str]) -> list[str]:
         elif group in schema.GROUPS and not knob and word.endswith("]"):
             values = word.partition("=")[2].strip("[]")
             each = f"-m {key}={values} for a run of each, in a file {key}: {values} below hydra.sweeper.params"
-            problems.append(f"{quoted(word)} is several options: use {each}")
+            problems.append(f"{quoted(word)} is several options: use {each}, in Python microp.sweep")
         elif group in schema.GROUPS and schema.is_fixed(group, knob):
             problems.append(f"{quoted(word)} cannot be set, it says which option was chosen: use {group}=OPTION")
     return problems
