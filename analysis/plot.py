@@ -206,7 +206,7 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named:
     names = [fitting.shortened(str(name), room(axis) / 2) for name in table[by]]
     drawn = [np.asarray(line.get_xydata()) for line in axis.get_lines() if line.get_linestyle() == "-"]
     lines_x, lines_y = ([line[:, of] for line in drawn] for of in (0, 1))
-    shades = [mpl.colors.to_hex(sns.set_hls_values(named[name].colour, l=0.3)) for name in table[by]]
+    shades = [mpl.colors.to_hex(cast(Any, 0.7 * np.array(mpl.colors.to_rgb(named[at].colour)))) for at in table[by]]
     avoided = {"x_scatter": at_x, "y_scatter": at_y, "x_lines": lines_x, "y_lines": lines_y}
     style = {"textsize": fitting.POINTS, "textcolor": shades, "linecolor": shades, "linewidth": 0.6}
     textalloc.allocate(axis, at_x, at_y, names, draw_all=False, nbr_candidates=1000, **avoided, **style)

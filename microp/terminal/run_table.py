@@ -52,7 +52,7 @@ def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
         several = len(rows) > 1
         which = f"{len(disturbed)} of {len(rows)} runs" if several else "this run"
         remedy = f"run again{' with again=true' if several else ''} on an idle machine"
-        if any(row.is_crowded for row in disturbed):
+        if all(row.is_crowded for row in disturbed):
             remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
         kinds = {reason.kind: reason.kind if several else reason.text for row in disturbed for reason in row.disturbed}
         works = [(row.summary.get("nominal") or {}).get("work", 0) for row in disturbed]
