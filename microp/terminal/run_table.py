@@ -108,7 +108,7 @@ def result_columns(rows: Sequence[results.PointRow]) -> Iterator[Column]:
     """Yield the columns in which at least one of the rows has something."""
     for name, importance, value, about, without in _RESULTS:
         texts = [value(row) for row in rows]
-        if name in ("bubble", "formula") and all(row.summary["ranks"] == 1 for row in rows):
+        if name in ("bubble", "formula") and all(row.config.get("ranks") == 1 for row in rows):
             continue  # one process is no pipeline
         if any(text is not None for text in texts):
             column = Column(name, [text or without for text in texts], "right", importance)
