@@ -76,7 +76,7 @@ def test_a_command_is_accepted_as_it_stands(command, tmp_path, monkeypatch):
     line = re.sub(r"^(python -m )?microp[. ]", "", command)
     if line.split()[0] in PROGRAMS or command.startswith("microp "):
         monkeypatch.setattr(Pricer, "layers", lambda *_: None)  # the memory of 7 B weights takes 20 s to measure
-        monkeypatch.setattr(config_checks.settings, "no_slurm", list)  # as where there is a Slurm
+        monkeypatch.setattr(config_checks.settings, "no_slurm", list)  # as on a machine that has Slurm
         with nothing_starts():
             assert type_in(tmp_path, line, "-cd", ".").returncode == 0
     else:

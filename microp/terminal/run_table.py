@@ -58,7 +58,7 @@ def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
         works = [(row.summary.get("nominal") or {}).get("work", 0) for row in disturbed]
         if kinds.keys() & {"nominal", "overruns"}:
             remedy += ", or with longer times"
-            if min(works) > MOSTLY_WORK:  # of all of them, none of which is real work alone
+            if min(works) > MOSTLY_WORK:  # in each of them
                 remedy = "the real work takes longer than it was told: use longer times, or a smaller model"
         paragraph(f"disturbed: {which} ({', '.join(kinds.values())}); {remedy}.", style=CAUTION)
     for sentence in (*results.verdicts(rows), *results.one_process(rows)):
