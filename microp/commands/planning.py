@@ -119,8 +119,6 @@ def make_plan(config: PlanConfig) -> Plan:
     problems += [problem for each in wanted.slices or () if each > 0 for problem in config.model.slice_problems(each)]
     segments = [int(policy.rpartition("=")[2]) for policy in wanted.checkpointing if re.fullmatch(SEGMENTS, policy)]
     problems += [problem for each in segments for problem in config.model.segment_problems(each)]
-    if config.device.speed is not None:
-        problems.append("device.speed is not for a plan, whose pipelines can have any number of ranks: leave it out")
     if config.memory_gib is not None and config.device.memory_gib is not None:
         problems.append(
             f"memory_gib={config.memory_gib:g} and device.memory_gib={config.device.memory_gib:g} both limit a rank: "

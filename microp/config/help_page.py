@@ -36,7 +36,18 @@ _COUNT = {  # the keys and groups of a run that count for another command; where
     "plan": (*_ALL, "ranks", "profile", "optimizer", "sync", "comms"),
     "order": (*_ALL, *_ORDER, "profile"),
 }
-_NOT_MEASURED = ("emulated", "estimate")  # devices of which no profile is made
+_TRAINING = {f"optimizer.{key}" for key in ("weight_decay", "decay", "warmup_steps", "betas")}  # take no other time
+_SILENT = {  # options and keys of these groups that change nothing another command prints
+    "profile": {"device=emulated", "device=estimate", "device.memory_gib", "device.speed", *_TRAINING},
+    "plan": {
+        "device.speed",
+        "comms.timeout_s",
+        "sync.all_reduce",
+        "sync.bucket_mb",
+        "sync.first_bucket_mb",
+        *_TRAINING,
+    },
+}
 
 
 @cache
@@ -76,7 +87,7 @@ def key_page(of: str) -> str:
     lines += _keys("", {key: (base | values)[key] for key in base if key in hints and key in count}, texts)
     for group, option in options.items():
         if group in count:
-            lines += ["", f"{group}={option}", *_group(group, _NOT_MEASURED if of == "profile" else ())]
+            lines += ["", f"{group}={option}", *_group(group, _SILENT.get(of, ()))]
     return "\n".join(lines)
 
 
@@ -86,16 +97,17 @@ def _keys(before: str, values: dict[str, Any], texts: dict[str, str]) -> list[st
 
 def _group(group: str, left_out: Collection[str]) -> Iterator[str]:
     """Yield the options of a group, and their keys with the options that use them."""
-    options = {name: schema.default_values(group, name) for name in schema.options_of(group) if name not in left_out}
+    names = [name for name in schema.options_of(group) if f"{group}={name}" not in left_out]
+    options = {name: schema.default_values(group, name) for name in names}
     texts: dict[str, dict[str, str]] = {}  # of each option: builders may mean different things by a key
     for name, keys in options.items():
         file = (CONF / group / f"{name}.yaml").read_text()
         yield from _entry(f"    {name}", file.splitlines()[0].removeprefix("# "))
         texts[name] = lines_of_keys(get_method(keys["builder"]) if "builder" in keys else schema.schema_of(group, keys))
         texts[name] |= dict(re.findall(r"^(\w+): [^#\n]*# (.*)", file, re.M)) if "builder" in keys else {}
-    for key in dict.fromkeys(key for keys in options.values() for key in keys if not schema.is_fixed(group, key)):
+    for key in dict.fromkeys(key for keys in options.values() for key in keys if f"{group}.{key}" not in left_out):
         having = {name: _text(keys[key]) for name, keys in options.items() if key in keys and uses(group, key, name)}
-        if not having:
+        if not having or schema.is_fixed(group, key):
             continue
         is_one, only = len(set(having.values())) == 1, ""
         if not is_one or len(having) < len(options):

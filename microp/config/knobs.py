@@ -25,7 +25,7 @@ from microp.system import flatten, override
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
 _NOT_FOR_A_PRICE = ["dry_run", "fail_fast", "parallel"]
 _NOT_FOR_A_PLAN = [*_NOT_FOR_A_PRICE, "steps", "warmup_steps", "learning_rate", "seed", "repeat", "again", "snapshot"]
-_NOT_FOR_A_PLAN += ["activation_limit", "launch"]
+_NOT_FOR_A_PLAN += ["activation_limit", "launch", "device.speed"]
 _PROFILED = {*TIMES, "per"} - {"reduce_ms"}  # the knobs of an emulated device that its profile has
 
 
@@ -136,7 +136,7 @@ def chosen(
 
 def uses(group: str, key: str, option: str) -> bool:
     """Return whether a key of a group is used if one of microp's options is chosen, whatever else is asked."""
-    options = schema.default_options() | {"checkpointing": "always", group: option}
+    options = schema.default_options() | {"checkpointing": "always", "partition": "balanced", group: option}
     settings = {name: schema.default_settings(name, chosen) for name, chosen in options.items()}
     config = schema.Config(ranks=2, chunks=4, replicas=2, profile=None, **settings)
     return not {f"{group}.{key}", group} & unused(config).keys()

@@ -149,6 +149,7 @@ class SearchConfig:
 class OrderConfig(SimulateConfig):
     """The keys of a price, and those that only a search for an order needs."""
 
+    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = MISSING  # the seed of the search's random moves
     search: SearchConfig = MISSING
 
 

@@ -29,9 +29,16 @@ PAGES = {  # command -> keys that others do not have, which come first
     "order": ["output", "search.file", "costs.latency"],
 }
 NOMINAL = [f"device.{key}" for key in ("forward_ms", "per", "tflops", "link_gb_per_s", "speed")]  # none is measured
+TRAINING = [f"optimizer.{key}" for key in ("decay", "warmup_steps", "betas", "weight_decay")]
 NOT_ON = {  # command -> keys that do not count for it; a plan searches some of them
-    "plan": ["steps", "tracking.project", "data.path", "seed", "partition.share", "compile"],
-    "profile": ["steps", "ranks", "schedule.drain", "checkpointing.segments", "sync.bucket_mb", *NOMINAL],
+    "plan": [
+        *("steps", "tracking.project", "data.path", "seed", "partition.share", "compile", "device.speed"),
+        *("comms.timeout_s", "sync.bucket_mb", "sync.all_reduce", *TRAINING),
+    ],
+    "profile": [
+        *("steps", "ranks", "schedule.drain", "checkpointing.segments", "sync.bucket_mb", "device.memory_gib"),
+        *(*NOMINAL, *TRAINING),
+    ],
     "order": ["steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas", "comms", "optimizer"],
 }
 
@@ -41,7 +48,8 @@ def test_the_page_fits_its_width_and_explains_every_key(program, tmp_path):
     done = ran("--help", folder=tmp_path, program=f"microp.{program}", COLUMNS="80")
     assert max(map(len, done.stdout.splitlines())) < 80
     groups = ("model",) if program == "profile" else ("model", "device")
-    counting = KEYS if program not in NOT_ON else [key for key in KEYS if key.split(".")[0] in groups]
+    counting = KEYS if program not in NOT_ON else {key for key in KEYS if key.split(".")[0] in groups}
+    counting -= {*NOT_ON.get(program, ())}
     places = [re.search(rf"^ *{re.escape(key)}=.*\n? +\w", done.stdout, re.M) for key in (*PAGES[program], *counting)]
     assert all(places)
     starts = [place.start() for place in places[: len(PAGES[program]) + 1] if place]
