@@ -13,18 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis import page, sweep
-from analysis.command import (
-    ANY_RUN,
-    OVER_ALL_RUNS,
-    command_parser,
-    figures_in,
-    nothing,
-    print_missing,
-    print_unreadable,
-    save,
-    section,
-)
+from analysis import command, page, sweep
 from analysis.exhibit import Section
 from microp.records import RecordError
 from microp.results import Store
@@ -47,8 +36,8 @@ MOST_SWEEPS = 6  # the newest of the user's own sweeps
 def sections(store: Store) -> Iterator[Section]:
     """Yield the user's own sweeps, the experiments and what uses all runs, in the order of the page."""
     yield own_sweeps(store)
-    for name in (*EXPERIMENTS, *OVER_ALL_RUNS):
-        yield section(name, store)
+    for name in (*EXPERIMENTS, *command.OVER_ALL_RUNS):
+        yield command.section(name, store)
     drawn_as_own = [name for name in sweep_names() if not name.endswith("_quick") and name not in EXPERIMENTS]
     for name in drawn_as_own:
         if not store.points(name):
@@ -60,25 +49,26 @@ def own_sweeps(store: Store) -> Section:
     plans = {frozenset(point.run_id for point in plan.points): plan for plan in store.plans}
     newest = sorted((plan for plan in plans.values() if plan.experiment not in EXPERIMENTS), reverse=True)
     drawn = [(plan, exhibit) for plan in newest[:MOST_SWEEPS] if (exhibit := sweep.of_plan(store, plan))]
-    missing = [command for plan, _ in drawn for command in store.unfinished(plan.points)]
+    missing = [each for plan, _ in drawn for each in store.unfinished(plan.points)]
     return Section("own-sweeps", "Your own sweeps, newest first", "", [exhibit for _, exhibit in drawn], missing)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write every figure and the report; print their files and the commands of missing points."""
-    parser = command_parser("analysis", main.__doc__, takes_outputs=True)
+    parser = command.command_parser("analysis", main.__doc__, takes_outputs=True)
     options = parser.parse_args(arguments)
     store = read_store(options.outputs, options.schedule)
-    runs, folder = store.runs(), figures_in(options.outputs / "report", options.columns)
-    print_unreadable(store)
+    command.check_schedules(parser, options.outputs, options.schedule, store.schedules_of())
+    runs, folder = store.runs(), command.figures_in(options.outputs / "report", options.columns)
+    command.print_unreadable(store)
     if runs.empty:
-        parser.error(nothing(options.outputs, ANY_RUN, options.schedule, store.schedules_of()))
+        parser.error(command.nothing(options.outputs, command.ANY_RUN))
     made: list[Section] = []
-    total = len(EXPERIMENTS) + len(OVER_ALL_RUNS) + 2
+    total = len(EXPERIMENTS) + len(command.OVER_ALL_RUNS) + 2
     try:
         with bar("report") as tell:
             for number, part in enumerate(sections(store), 1):
-                save(part.exhibits, folder)
+                command.save(part.exhibits, folder)
                 made.append(part)
                 tell(min(number, total - 1) / total)
             own, *others = made
@@ -89,8 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name, text in texts.items():
         (folder / name).write_text(text)
         print(folder / name)
-    missing = [command for part in made if part.started for command in part.missing]
-    print_missing(missing, [part.missing[0] for part in made if not part.started])
+    missing = [each for part in made if part.started for each in part.missing]
+    command.print_missing(missing, [part.missing[0] for part in made if not part.started])
     print(f"open  {folder / 'report.html'}")
     return 0
 

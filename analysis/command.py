@@ -43,16 +43,16 @@ def main(name: str) -> int:
     parser = command_parser(f"analysis.{name}", about, takes_outputs=True)
     options = parser.parse_args()
     store = read_store(options.outputs, options.schedule)
+    own = None if name in OVER_ALL_RUNS else {point.run_id for point in store.points(name)}
+    check_schedules(parser, options.outputs, options.schedule, store.schedules_of(own))
     folder = figures_in(options.outputs / "report", options.columns)
     try:
         made = section(name, store)
     except RecordError as error:
         parser.error(str(error))
     if not made.exhibits:
-        own = None if name in OVER_ALL_RUNS else {point.run_id for point in store.points(name)}
         shorter = f"{name}_quick" if f"{name}_quick" in sweep_names() else name
-        makes, known = ANY_RUN if own is None else command(shorter), store.schedules_of(own)
-        parser.error(made.answer or nothing(options.outputs, makes, options.schedule, known))
+        parser.error(made.answer or nothing(options.outputs, ANY_RUN if own is None else command(shorter)))
     save(made.exhibits, folder)
     print_answer(made.answer)
     print_missing(made.missing)
@@ -126,12 +126,16 @@ def print_answer(answer: str) -> None:
         print(textwrap.fill(answer, min(WIDTH, shutil.get_terminal_size().columns)))
 
 
-def nothing(outputs: Path, command: str, schedules: Collection[str], known: Collection[str]) -> str:
-    """Return the error message for no folder or no runs to draw; `schedules` are wanted, if any, `known` were run."""
+def check_schedules(parser: CommandParser, outputs: Path, wanted: Sequence[str], known: Collection[str]) -> None:
+    """End the command if one of the schedules that are wanted has no finished run, but others, those `known`, have."""
+    if known and (unknown := [name for name in wanted if name not in known]):
+        parser.error(f"{outputs} holds no finished run of schedule={','.join(unknown)}: there are {', '.join(known)}")
+
+
+def nothing(outputs: Path, command: str) -> str:
+    """Return the error message for no folder or no runs to draw."""
     if not outputs.is_dir():
         return f"{absent(outputs)}: give the folder that runs write to, or make a run with `{command}`"
-    if schedules and known and not {*schedules} & {*known}:
-        return f"{outputs} holds no finished run of schedule={','.join(schedules)}: there are {', '.join(known)}"
     return f"{outputs} holds no finished run of what this draws: make one with `{command}`"
 
 

@@ -40,7 +40,7 @@ class Exhibit:
     answer: str = ""  # what the runs say, if the figure is the only one of its sweep
 
     def __post_init__(self) -> None:
-        plot.head(self.figure, "Emulated runs: nominal action times" * ("emulated" in {*self.runs["device"]}))
+        plot.head(self.figure, nominal_of(self.runs))
 
     @property
     def origin(self) -> str:
@@ -64,6 +64,13 @@ class Section(NamedTuple):
     exhibits: Sequence[Exhibit]  # its figures, the best one first; none if there is nothing to draw
     missing: Sequence[str]  # the commands of the points that have not been run, or of a sweep that was never started
     started: bool = True  # whether the sweep was started
+
+
+def nominal_of(runs: pd.DataFrame) -> str:
+    """Return the line above a figure on how many of its runs are emulated; empty for none."""
+    count, number = int((runs["device"] == "emulated").sum()), len(runs)
+    which = "Emulated runs" if count == number else f"Emulated, {count} of {counted(number, 'run')}"
+    return f"{which}: nominal action times" if count else ""
 
 
 def not_fitted(what: str) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import looks, plot, scales
+from analysis import looks, nominal, plot, scales
 from analysis.command import run
-from analysis.exhibit import FIT, Exhibit, distance, markers, not_fitted
+from analysis.exhibit import FIT, Exhibit, counted, distance, markers, not_fitted
 from analysis.words import TIME, closing, listed, number, sentences, spread
 from microp.records import LAUNCH, least_squares, over_launches, paired
 from microp.results import records
@@ -229,11 +229,12 @@ def scaling(runs: pd.DataFrame) -> Exhibit | None:
     [axis], numbers = figure.axes, sorted(table["replicas"].unique())
     axis.plot(numbers, numbers, **looks.THIN)
     scales.powers(axis, numbers)
-    step = 1e3 * float(alone["batch_size"].iloc[0]) / float(alone["samples_per_s"].median())
+    first = records(alone)[0]
     text = (
         "Rows per second over those of one replica, paired by launch. Each replica is an emulated device whose step "
-        f"takes {step:.0f} ms for 16 rows, so that only the sums, which are real, can add time. Grey: N. On a host "
-        f"with fewer cores than replicas the sums compete for cores. {markers(runs)}"
+        f"nominally takes {nominal.step_ms(*nominal.case(first)):g} ms for {counted(first['batch_size'], 'row')}; "
+        "the sums, which are real, add to it. Grey: N. On a host with fewer cores than replicas the sums compete for "
+        f"cores. {markers(runs)}"
     )
     return Exhibit("gradient-sync-scaling", "Scaling with replicas", text, figure, table, runs)
 

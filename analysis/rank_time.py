@@ -26,7 +26,7 @@ from matplotlib.path import Path
 
 from analysis import fitting, looks, plot, scales
 from analysis.command import run
-from analysis.exhibit import Exhibit, counted, kind_of, percent
+from analysis.exhibit import Exhibit, counted, kind_of, nominal_of, percent
 from analysis.varied import differing, group_of, say, varying
 from analysis.words import TIME, doubts, listed, sentences
 from microp.records import read_traced_step
@@ -77,6 +77,7 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
         plot.titled(axis, x="wall time of the step, ms")
         axis.set_title(wrapped)
     plot.legend(figure, [Patch(**_look(kind), label=LOOKS[kind][2]) for kind in shown])
+    plot.head(figure, nominal_of(pd.concat(panels)))
     text = (
         "Wall time of a traced step by kind, one bar per rank, whose number is at its end; the time of the whole step "
         "is beside the name, the mean share of compute in the bars. A panel holds the schedules of one configuration: "
@@ -109,15 +110,13 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
             lines.append({"schedule": name, **numbers, "disturbed": bool(rows[schedule]["disturbed"])})
     if len(panels) < 2 or sum(map(len, panels.values())) > DRAWN:
         return []
-    first, ranks = own.iloc[0], int(own["ranks"].iloc[0])
-    row = max(0.12, min(0.4, (PAGE / len(panels) - 0.7) / ranks))
+    row = max(0.12, min(0.4, (PAGE / len(panels) - 0.7) / float(own["ranks"].iloc[0])))
     figure, used = sheet(panels, sums=sums, row=row, width=plot.WIDTH), own[own["schedule"].isin(order)]
     noisy = ", ".join(schedule for schedule in order if rows[schedule]["disturbed"])
     left_out = [schedule for schedule in looks.in_order(own["schedule"]) if schedule not in order]
     text = (
         f"The last measured step of {len(panels)} schedules, one launch each, one above the other on one time axis: "
-        f"{first['device']}, {first['model']}, K = {ranks}, M = {first['chunks']}."
-        f"{f' Left out: {listed(left_out)}.' if left_out else ''} python -m analysis.timeline RUN "
+        f"{_titles([own])[0]}.{f' Left out: {listed(left_out)}.' if left_out else ''} python -m analysis.timeline RUN "
         f"RUN draws any runs so.{noisy and f' Disturbed: {noisy}.'}{_outliers(used)}"
     )
     return [Exhibit("schedule-timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]

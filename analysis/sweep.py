@@ -5,7 +5,7 @@
     varying keys        schedule  chunks  model.dim       (not repeat, which numbers the launches)
     x                   chunks: the numeric key with the most values
     lines               schedule, with all keys that are left over
-    columns             model.dim: the next key, if it has few values
+    columns             the device, or model.dim: the next key, if it has few values
     rows                step time, bubble, peak activations, each a row of panels; engines over each other, if compared
 """
 
@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import looks, nominal, plot, scales, words
-from analysis.command import add_schedule, command_parser, nothing, print_answer, print_missing, read_report, save
+from analysis import command, looks, nominal, plot, scales, words
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import group_of, is_numeric, say, varying
 from analysis.words import BUBBLE, TIME, closing, fastest, least_memory, listed, sentences, spread
 from microp.records import WIDE_FRACTION, Plan, over_launches, read_plans
-from microp.results import HOW, Store, finished_runs, is_missing, one_process, recorded_point, records, worst_rank_mib
+from microp.results import HOW, Store, finished_runs, one_process, recorded_point, records, text_of, worst_rank_mib
 from microp.system import about_sweep, run_command, sweep_names
 from microp.terminal import read_store
 
@@ -56,20 +55,21 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str) -> Exhibit:
     """Return the exhibit of these runs, at least one, over the keys that vary between them."""
     rows = runs.assign(activation_mib=worst_rank_mib(runs))
     for key in varying(runs):
-        rows[key] = runs[f"config.{key}"] if is_numeric(runs, key) else runs[f"config.{key}"].map(str)
+        values = runs[f"config.{key}"]
+        rows[key] = values if is_numeric(runs, key) else values.map(text_of, na_action="ignore")
     if "engine.name" in rows:
         rows["engine.name"] = rows["engine.name"].replace("compare", COMPARED)
     axes = assign(rows)
     keys = [*axes.lines, *filter(None, [axes.column, axes.x])]
     alone = rows["schedule"].iloc[0] if rows["schedule"].nunique() == 1 else "measured"
     rows["line"] = [
-        ", ".join(say(key, row[key]) for key in axes.lines if not is_missing(row[key])) or alone
-        for _, row in rows.iterrows()
+        ", ".join(say(key, row[key]) for key in axes.lines if pd.notna(row[key])) or alone for _, row in rows.iterrows()
     ]
-    rows["column"] = [say(axes.column, value) for value in rows[axes.column]] if axes.column else ""
-    rows["x"] = rows[axes.x] if axes.x else ""
+    rows["column"] = [say(axes.column, text_of(value)) for value in rows[axes.column]] if axes.column else ""
+    rows["x"] = rows[axes.x].fillna("-") if axes.x else ""
     points = ["column", "line", "x"]
-    table = rows[[*points, *keys]].drop_duplicates(points)
+    table, said = rows[[*points, *keys]].drop_duplicates(points), answer(rows, keys, say)
+    rows.loc[rows["ranks"] == 1, [BUBBLE, "bubble.closed_form"]] = float("nan")  # one process waits for nobody
     optional = dict.fromkeys(TIMES, ("", 0.0))
     for quantity, (_, floor) in (QUANTITIES | optional).items():
         if quantity not in rows:
@@ -88,7 +88,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str) -> Exhibit:
     )
     figure, reason = _draw(table, axes), nominal.uncompared(runs)
     plot.head(figure, f"Emulated runs: {reason.partition(', so ')[0]}" if reason else "")
-    return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, answer(rows, keys, say))
+    return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, said)
 
 
 def _same(runs: pd.DataFrame) -> str:
@@ -105,7 +105,7 @@ def answer(
 
     `rows` has one row per run and the column `activation_mib`; `keys` name a point, `named` says a key's value.
     """
-    names = [", ".join(named(key, row[key]) for key in keys if not is_missing(row[key])) for row in records(rows)]
+    names = [", ".join(named(key, row[key]) for key in keys if pd.notna(row[key])) for row in records(rows)]
     rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
     same = rows["batch_size"].nunique() == 1
     value, unit = (TIME, STEP) if same else ("ms per row", "ms per row of the batch")
@@ -146,7 +146,8 @@ def assign(rows: pd.DataFrame) -> Axes:
     numbers = [key for key in keys if is_numeric(rows, key)]
     x = max(numbers, key=lambda key: (counts[key], -keys.index(key)), default=keys[0] if keys else None)
     rest = sorted((key for key in keys if key != x), key=lambda key: (key != "schedule.name", -counts[key]))
-    column = rest[1] if len(rest) > 1 and counts[rest[1]] <= MOST_COLUMNS else None
+    second = "device.name" if "device.name" in rest else rest[1] if len(rest) > 1 else None  # emulated times are apart
+    column = second if second and counts[second] <= MOST_COLUMNS else None
     return Axes(x, [key for key in rest if key != column], column)
 
 
@@ -203,34 +204,34 @@ def without_result(store: Store, plan: Plan) -> str:
     names = {point.run_id: ", ".join(w for w in point.overrides if w not in everywhere) for point in plan.points}
     lost = [row for row in store.rows if row["run_id"] in names and row["status"] != "finished"]
     told = "; ".join(f"{names[row['run_id']] or row['run_id']} ({row['status']})" for row in lost)
-    return f"Without a result: {len(lost)} of {len(plan.points)} points, {told}." if lost else ""
+    return f"Without a result: {len(lost)} of {counted(len(plan.points), 'point')}, {told}." if lost else ""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Draw the newest sweep below a folder, or all runs below it if it has no sweep."""
-    parser = command_parser("analysis.sweep", main.__doc__)
+    parser = command.command_parser("analysis.sweep", main.__doc__)
     parser.add_argument("folder", type=Path, help="outputs/sweeps, one of its folders, or a folder of runs")
-    add_schedule(parser)
-    options, folder = read_report(parser, arguments)
+    command.add_schedule(parser)
+    options, folder = command.read_report(parser, arguments)
     missing: list[str] = []
     plans, unreadable = read_plans(options.folder)
     for reason in unreadable:
         print(f"left out: {reason}", file=sys.stderr)
     if plans:
         store = read_store(plans[-1].folder.resolve().parents[1], options.schedule)
-        made, missing = of_plan(store, plans[-1]), store.unfinished(plans[-1].points)
         known = store.schedules_of({point.run_id for point in plans[-1].points})
+        made, missing = of_plan(store, plans[-1]), store.unfinished(plans[-1].points)
     else:
         runs, name = finished_runs(options.folder), options.folder.resolve().name
         known = [] if runs.empty else sorted({*runs["schedule"]})
         runs = runs[runs["schedule"].isin(options.schedule)] if options.schedule and known else runs
         made = None if runs.empty else exhibit(runs, f"sweep-{name}", f"Runs of {options.folder}")
+    command.check_schedules(parser, options.folder, options.schedule, known)
     if made is None:
-        makes = "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"
-        parser.error(nothing(options.folder, makes, options.schedule, known))
-    save([made], folder)
-    print_answer(made.answer)
-    print_missing(missing)
+        parser.error(command.nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
+    command.save([made], folder)
+    command.print_answer(made.answer)
+    command.print_missing(missing)
     return 0
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.exhibit import counted
 from analysis.varied import say, varying
 from microp.records import TracedStep, read_traced_step
 from microp.results import is_missing, records
@@ -95,7 +96,7 @@ def _names(runs: pd.DataFrame) -> list[str]:
 
 def _name(row: dict[str, Any]) -> str:
     name = f"{row['schedule']}, M={row['chunks']}, K={row['ranks']}, {row['device']} {row['model']}"
-    name += f", {row['batch_size']} rows"
+    name += f", {counted(row['batch_size'], 'row')}"
     if row["replicas"] > 1:
         name += f", {row['replicas']} replicas"
     if len(set(row["partition"])) > 1:

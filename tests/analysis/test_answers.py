@@ -8,8 +8,8 @@ import pytest
 from drawn import equal
 
 from analysis import sweep
-from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
-from analysis.command import section
+from analysis.__main__ import EXPERIMENTS
+from analysis.command import OVER_ALL_RUNS, section
 from analysis.words import versus
 from microp.records import LAUNCH
 from microp.schedule.builders import gpipe, one_f_one_b

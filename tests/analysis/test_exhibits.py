@@ -90,6 +90,18 @@ def test_a_sweep_says_what_is_the_same_in_all_its_runs(tmp_path):
     assert exhibit.figure.legends[0].get_title().get_text() == "Emulated runs: nominal action times"
 
 
+def test_emulated_runs_have_panels_of_their_own_and_the_figure_says_how_many_they_are(tmp_path):
+    """Beside keys that some runs do not have, and without a bubble of one process."""
+    size, rows = "config.sync.bucket_mb", []
+    for device, (mib, sync), chunks in product(("cpu", "emulated"), ((None, "flat"), (25.0, "ddp")), (1, 2, 4)):
+        if device == "cpu" or sync == "ddp":
+            rows.append(made(tmp_path, "gpipe", chunks, 1, device=device, **{size: mib, "config.sync.name": sync}))
+    figure = sweep.exhibit(Made(rows).frame, "sweep", "Sweep").figure
+    assert [axis.get_title("left") for axis in figure.axes] == ["cpu", "emulated", "", ""]
+    assert figure.legends[0].get_title().get_text().startswith("Emulated, 3 of 9 runs: ")
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"ddp", "flat"}
+
+
 def test_prediction_and_noise(outputs):
     shares: list[float] = []  # of the runs that are read, for a bar
     [exhibit] = section("prediction", Store(outputs, tell=shares.append)).exhibits

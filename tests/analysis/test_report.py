@@ -212,7 +212,7 @@ def test_schedules_that_no_run_has_or_that_are_too_few_are_named(outputs, tmp_pa
     copy = Path(shutil.copytree(outputs, tmp_path / "outputs", ignore=shutil.ignore_patterns("report")))
     store_run(copy, "schedule=zb_h1", status="running")
     for module, place in ((report, copy), (m_sensitivity, copy), (sweep, copy / "sweeps"), (sweep, copy / "runs")):
-        monkeypatch.setattr(sys, "argv", ["analysis", str(place), "--schedule=nosuch,zb_h1"])
+        monkeypatch.setattr(sys, "argv", ["analysis", str(place), "--schedule=gpipe,nosuch,zb_h1"])
         with pytest.raises(SystemExit, match="2"):
             runpy.run_path(str(module.__file__), run_name="__main__")
         said = f"error: {place} holds no finished run of schedule=nosuch,zb_h1: there are 1f1b, gpipe\n"
