@@ -55,15 +55,16 @@ def asked(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str
     """Return the columns of `swept` for the points of one command, whose `overrides` say what was typed.
 
     A key that was not typed, or as one value, which some options do not use, follows from those that were swept. It is
-    left out if it has one value wherever one of them has. If the sweep has several parts, the key that chooses one is a
-    column too.
+    left out if it has one value wherever one of them has, but for the device: emulated times are none of the machine.
+    If the sweep has several parts, the key that chooses one is a column too.
     """
     in_all = [word for word in overrides[0] if "${" not in word and all(word in point for point in overrides)]
     typed = _keys([word for word in overrides[0] if word not in in_all])
     columns = parts_of(configs, overrides) | swept(configs, overrides[0])
     chosen = [columns[key] for key in typed if key in columns]
+    kept = [*typed, "device"]
     return {
-        key: texts for key, texts in columns.items() if key in typed or not any(_follows(texts, by) for by in chosen)
+        key: texts for key, texts in columns.items() if key in kept or not any(_follows(texts, by) for by in chosen)
     }
 
 

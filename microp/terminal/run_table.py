@@ -46,6 +46,8 @@ def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
         order = sorted(range(len(rows)), key=lambda place: names.index(names[place]))
         rows, names = [rows[place] for place in order], [names[place] for place in order]
         columns = {key: [texts[place] for place in order] for key, texts in columns.items() if key not in parts}
+        if len({*zip(names, columns.get("device", names), strict=True)}) == len({*names}):
+            columns.pop("device", None)  # of a part, whose heading has it
         headings = {names.index(name): f"{name}: {_about_part(name, names, rows, columns)}" for name in names}
     show([*swept_columns(columns), *result_columns(rows)], whole, headings)
     if disturbed := [row for row in rows if row.disturbed]:

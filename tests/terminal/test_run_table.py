@@ -87,8 +87,8 @@ def test_a_long_sweep_is_divided_by_its_part_and_keys_that_follow_have_no_column
     assert text[second] == "k4_microbatch: ranks=4 model.dim=32 device=emulated"
     shown = [" ".join(line.split()[:4]) for line in (text[first + 1], text[second + 4])]
     assert shown == ["2 gpipe 256 61.2", "4 1f1b 40 61.2"]
-    few = lines(rows[:4])  # two rows a part: the part is a column, and stands for all that follows from it
-    assert few[1].split()[:4] == ["part", "schedule", "step", "ms"]
+    few = lines(rows[:4])  # two rows a part: the part is a column, and stands for all that follows but the device
+    assert few[1].split()[:4] == ["part", "schedule", "device", "step"]
 
 
 def test_the_page_that_the_footer_names_defines_every_column():
