@@ -40,8 +40,12 @@ def values(store: Store, own: Section, experiments: Sequence[Section], over_all:
 
     `own` has the user's own sweeps, `experiments` the stored ones; `over_all` are the sections that use all runs.
     """
+    runs = store.runs()
+    finished = runs["recorded"].tolist()
+    found = [{each.kind for each in disturbances(row, row["env"])} for row in finished]
     return {
-        "overview": overview(store),
+        "overview": " ".join([overview(store, runs, sum(map(bool, found))), *_changed_data(finished)]),
+        "about": [f"Machine: {machines(runs)}. Commit: {commits(runs)}.", *_disturbed(found)],
         "own": own if own.exhibits else None,
         "experiments": [section for section in experiments if section.exhibits or section.answer],
         "over_all": [section for section in over_all if section.exhibits],
@@ -112,19 +116,16 @@ def fenced(lines: Sequence[str]) -> str:
 # --- what there is to report on ---------------------------------------------------------------------
 
 
-def overview(store: Store) -> str:
-    """Return what there is in a few sentences; there is at least one finished run."""
-    runs = store.runs()
+def overview(store: Store, runs: pd.DataFrame, disturbed: int) -> str:
+    """Return what there is in two sentences: there is at least one finished run, and so many were disturbed."""
     first, last = (datetime.fromtimestamp(float(end(runs["started"]))).strftime(MINUTE) for end in (min, max))
     began = f"at {first}" if first == last else f"from {first} to {last.removeprefix(first.partition(' ')[0] + ' ')}"
-    text = (
+    noisy = f"The timing of {counted(disturbed, 'run')} was disturbed: hollow markers, and why at the end."
+    return (
         f"{'Only --schedule=' * bool(store.schedules)}{','.join(store.schedules)}{': ' * bool(store.schedules)}"
         f"{counted(len(runs), 'finished run')} of {counted(runs['question'].nunique(), 'configuration')}, "
-        f"started {began}. Machine: {machines(runs)}. Commit: {commits(runs)}."
+        f"started {began}. {noisy if disturbed else 'No timing is known to have been disturbed.'}"
     )
-    shown = set(runs["run_id"])  # with `--schedule` not all
-    finished = [row for row in store.rows if row["status"] == "finished" and row["run_id"] in shown]
-    return " ".join([text, _disturbed(finished), *_changed_data(finished)])
 
 
 def without_result(store: Store) -> list[str]:
@@ -152,16 +153,7 @@ def _changed_data(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [f"{text}." for own in launches.values() for text in changed_data(own)]
 
 
-def _disturbed(rows: Sequence[dict[str, Any]]) -> str:
-    """Return how many runs were disturbed, and by what."""
-    found = [{each.kind for each in disturbances(row, row["env"])} for row in rows]
-    number = sum(map(bool, found))
-    if not number:
-        return "No timing is known to have been disturbed."
+def _disturbed(found: Sequence[set[str]]) -> list[str]:
+    """Return what disturbed the runs whose kinds of disturbance are `found`, one sentence per kind."""
     counts = {kind: sum(kind in own for own in found) for kind in DISTURBANCES}
-    parts = [
-        f"{kind.capitalize()}, in {counted(count, 'run')}: {DISTURBANCES[kind]}."
-        for kind, count in counts.items()
-        if count
-    ]
-    return " ".join([f"The timing of {counted(number, 'run')} was disturbed.", *parts])
+    return [f"{kind.capitalize()}, in {counted(n, 'run')}: {DISTURBANCES[kind]}." for kind, n in counts.items() if n]

@@ -90,16 +90,19 @@ def test_the_page_fetches_nothing_and_links_lead_to_headings_or_to_files_beside_
 def test_the_page_begins_with_what_there_is(outputs, made):
     """What there is, the user's own sweep, timelines, the experiment with runs, what uses all runs, commands."""
     page, text = made[1], (outputs / "report" / "report.md").read_text()
-    anchors = ["own-sweeps", "timelines-title", "m_sensitivity", "prediction", "rank_time", "not-run"]
+    anchors = ["own-sweeps", "timelines-title", "m_sensitivity", "prediction", "rank_time", "not-run", "about"]
     assert re.findall(r'<(?:h2|details class="last") id="([^"]+)"', page) == anchors
     assert re.findall(r'<li><a href="#([^"]+)">', page) == anchors
     overview = re.search(r"</h1>\n<p>(.*)</p>", page)[1]
     assert overview.startswith("8 finished runs of 4 configurations, started ")
-    assert f"{os.cpu_count()} core" in overview
+    assert overview.count(". ") == 1
+    about = page[page.index('id="about"') :]
+    assert f"{os.cpu_count()} core" in about
+    assert ("1 run: " in about or "runs: " in about) == ("was disturbed: hollow markers" in overview)
     assert "from M = 2 to 4 the bubble of gpipe goes from" in page
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert headings[:2] == ["Your own sweeps, newest first", escaped(str(m_sensitivity.__doc__).splitlines()[0])]
-    assert headings[-1] == "Not run yet"
+    assert headings[-2:] == ["Not run yet", "About the runs"]
 
 
 def test_what_was_not_run_is_one_list_of_commands(outputs, made):
@@ -161,7 +164,7 @@ def test_runs_without_a_result_are_listed(odd):
     assert "<summary>Without a result: 2</summary>" in page
     assert f"<li>{failed}: failed, rank 1 &lt;died&gt; (again: python -m microp.run " in page
     assert re.search(rf"<li>.*{cut}.*</li>", page)
-    assert len(re.findall(r"^\* ", text.partition("## Without a result")[2], re.MULTILINE)) == 2
+    assert len(re.findall(r"^\* ", text.partition("## Without a result")[2].partition("##")[0], re.MULTILINE)) == 2
 
 
 def test_names_that_users_made_are_escaped(odd):
