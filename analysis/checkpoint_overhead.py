@@ -213,7 +213,7 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     if runs.empty:
         return None
     table = over_launches(runs, POINT, ["step_ms.median", "worst_mib"])
-    table["front"] = plot.on_front(table, ["model"], "worst_mib", "step_ms.median")
+    table["front"] = plot.on_front(table, ["model"], "worst_mib", runs, POINT)
     models = sorted(table["model"].unique())
     figure, axes = plot.panels(len(models), 3.0)
     shapes = looks.looks(sorted(table["schedule"].unique()))
@@ -230,8 +230,8 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
         axis.set_ylim(0, 1.3 * own["step_ms.median"].max())
     plot.legend(figure)
     text = (
-        "Step time against peak activations of the rank that holds most, one marker per schedule, policy and M. A line "
-        f"is the Pareto front of the filled markers. {markers(runs)}"
+        "Step time against peak activations of the rank that holds most, one marker per schedule, policy and M. "
+        f"{plot.about_front(table)}{markers(runs)}"
     )
     if not compared.empty:
         costs = _alike(compared)

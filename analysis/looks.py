@@ -27,7 +27,7 @@ _MARKERS, _OTHERS = "os^DvPX*<>hp", "<>hpd"  # `_OTHERS`: of schedules without a
 DIFFERENT = len(_COLOURS)  # names; of more, some share a colour
 COMPUTED: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (1, 1.4))}  # the only dotted lines
 THIN: dict[str, Any] = {"color": "0.6", "linewidth": 0.9}  # of what is known without a run, such as K
-FRONT = Line2D([], [], color="0.45", lw=1.0, label="Pareto front: filled markers faster than all with less memory")
+FRONT = Line2D([], [], color="0.45", lw=1.0, label="Pareto front: filled, clearly faster than all with less memory")
 _HOLLOW: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": ""}
 TOO_WIDE = Line2D([], [], color="0.4", label="hollow: disturbed, or spread too wide", **_HOLLOW)
 

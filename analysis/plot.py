@@ -14,7 +14,7 @@ See `looks` for colours and markers, `scales` for axes, `fitting` for the measur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import matplotlib as mpl
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from analysis import fitting
 from analysis.looks import COMPUTED, FRONT, THIN, TOO_WIDE, Look, in_order, looks
+from analysis.words import ALIKE, TIME, is_faster
 
 Numbers = NDArray[np.floating[Any]]
 STYLE: dict[str, Any] = {
@@ -260,23 +261,29 @@ def level(axis: Axes, value: float) -> None:
     axis.axhline(value, **THIN)
 
 
-def on_front(
-    table: pd.DataFrame, by: Sequence[str], x: str, y: str, is_faster: Callable[[Any, Any], bool] | None = None
-) -> pd.Series[bool]:
-    """Return which rows are on the Pareto front of the rows equal in `by`: no other has both smaller `x` and `y`.
+def on_front(table: pd.DataFrame, by: Sequence[str], x: str, runs: pd.DataFrame, point: list[str]) -> pd.Series[bool]:
+    """Return which rows are on the Pareto front, of less `x` and less step time, of the rows that are equal in `by`.
 
-    Rows that are too wide or disturbed, whose markers are hollow, do not count, and a single other one is no front.
-    `is_faster`: whether a row is faster than the one before it on the front; by default if its `y` is smaller.
+    Each is faster than the one before it by more than a hundredth, and than the spread of its launches or steps: `runs`
+    has the launches of each row, which has the keys `point`. Rows that are too wide or disturbed, whose markers are
+    hollow, do not count, and a single other one is no front.
     """
-    front = []
-    known = table[~table[f"{y}.wide"].astype(bool)].dropna(subset=[x, y])
-    for _, own in known.sort_values([x, y], kind="stable").groupby(list(by)):
+    front, launches = [], dict(iter(runs.groupby(point)))
+    known = table[~table[f"{TIME}.wide"].astype(bool)].dropna(subset=[x, TIME])
+    for _, own in known.sort_values([x, TIME], kind="stable").groupby(list(by)):
         best = None
         for at, row in own.iterrows() if len(own) > 1 else ():
-            if best is None or (row[y] < best[y] and (is_faster is None or is_faster(row, best))):
+            of = launches[tuple(row[point])]
+            if best is None or (ALIKE * row[TIME] < best[TIME] and is_faster(of, launches[tuple(best[point])])):
                 best = row
                 front.append(at)
     return pd.Series(table.index.isin(front), table.index)
+
+
+def about_front(table: pd.DataFrame, more: str = "") -> str:
+    """Return the sentence on the fronts of a figure's table, which ends with `more`; nothing if there is none."""
+    text = "A line is the Pareto front of the filled markers of a panel, each faster than the one before it by over 1 %"
+    return f"{text} and its spread{more}. " if table["front"].any() else ""
 
 
 def draw_front(axis: Axes, best: pd.DataFrame, x: str, y: str) -> None:

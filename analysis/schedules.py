@@ -13,15 +13,13 @@ time under every schedule, with every activation kept and with recomputation.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from analysis import fitting, looks, nominal, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, distance, markers
-from analysis.words import TIME, closing, fastest, is_faster, least_memory, listed, sentences
+from analysis.words import TIME, closing, fastest, least_memory, listed, sentences
 from microp.records import LAUNCH, over_launches
 from microp.results import records, worst_rank_mib
 from microp.simulator import simulate
@@ -48,7 +46,7 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit | None]:
     cases = [nominal.case(row) for row in records(runs.drop_duplicates(POINT).sort_values(POINT))]
     table["bubble.formula"] = [float(bubble_fraction(simulate(*case))) for case in cases]
     table["step_ms.formula"] = [nominal.step_ms(*case) for case in cases]
-    table["front"] = _front(table, runs)
+    table["front"] = plot.on_front(table, POINT[:2], "activation_kib", runs, POINT)
     return [compared(table, runs), pareto(table, runs)]
 
 
@@ -63,20 +61,11 @@ def answer(runs: pd.DataFrame) -> str:
     what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks, nothing recomputed"
     told, table = fastest(runs, TIME, "ms per step", what)
     of_point = table.assign(chunks=chunks, checkpointing="never", schedule=table["point"])
-    best = table[_front(of_point, runs, "activation_mib")].sort_values("activation_mib")
+    is_best = plot.on_front(of_point, POINT[:2], "activation_mib", runs, POINT)
+    best = table[is_best].sort_values("activation_mib")
     if len(best) > 1:
         told.append(f"the best compromises, none disturbed, from the least memory on: {listed(list(best['point']))}")
     return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
-
-
-def _front(table: pd.DataFrame, runs: pd.DataFrame, memory: str = "activation_kib") -> pd.Series[bool]:
-    """Return which rows are on the Pareto front of their panel: faster, as far as can be told, than what needs less."""
-    of = dict(iter(runs.groupby(POINT)))
-
-    def faster(row: pd.Series[Any], best: pd.Series[Any]) -> bool:
-        return is_faster(of[tuple(row[POINT])], of[tuple(best[POINT])])
-
-    return plot.on_front(table, POINT[:2], memory, TIME, faster)
 
 
 def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
@@ -97,7 +86,7 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
             if value in formulas:
                 plot.strokes(axis, line[formulas[value]], at)
         axis.set_xlabel(fitting.wrapped(label, min(plot.room(axis), plot.WIDTH / 2)))  # beside the names in one column
-        axis.set_xlim(0, None)
+        axis.set_xlim(0, 1.05 * axis.get_xlim()[1])  # room for a marker at the end
         axis.xaxis.set_major_locator(MaxNLocator(3))
     scales.name_rows(axes[0, 0], order)
     plot.legend(figure, [looks.stroke("closed form or simulated, with the device's nominal times")])
@@ -137,13 +126,13 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
         for axis, (_, own) in zip(axes, groups, strict=True):
             plot.name_points(axis, own.sort_values("front", ascending=False), value, time, "schedule", named)
     fronts = "; ".join(
-        f"{', '.join(own[own['front']].sort_values(value)['schedule']) or 'none'} (M = {chunks}, {policy})"
+        f"{', '.join(own[own['front']].sort_values(value)['schedule'])} (M = {chunks}, {policy})"
         for (chunks, policy), own in groups
+        if own["front"].any()
     )
     text = (
-        "Step time against peak activations of the rank that holds most, one marker per schedule. A line is the Pareto "
-        "front of the filled markers of its panel, without what is not told apart from the point before it; on it "
-        f"are, from the least memory to the shortest step: {fronts}. {markers(runs)}"
+        "Step time against peak activations of the rank that holds most, one marker per schedule. "
+        f"{plot.about_front(table, f'; from the least memory to the shortest step: {fronts}')}{markers(runs)}"
     )
     return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)
 

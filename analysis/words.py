@@ -23,7 +23,7 @@ TIME, BUBBLE = "step_ms.median", "bubble.measured"
 KIB_BELOW = 1  # MiB
 ONE_LAUNCH = "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
 MOST = 4  # points that are listed by name
-ALIKE = 1.01  # the ratio of two memories of which neither is called the smaller one
+ALIKE = 1.01  # the ratio of two memories, or of two times of one launch, of which neither is called the smaller one
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -85,13 +85,13 @@ def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, valu
 
 
 def is_faster(rows: pd.DataFrame, others: pd.DataFrame, value: str = TIME) -> bool:
-    """Return whether a point may be called faster than another: by their launches, of one each if no steps overlap.
+    """Return whether a point may be called faster than another: by their launches, of one each if steps are apart.
 
     `rows` and `others` have one row per launch; `value` is the column of the time. Disturbed ones also differ much.
     """
     if _has_launches(rows) and _has_launches(others):
         return compare(launch_times(rows, value), launch_times(others, value)).verdict == "faster"
-    apart = NOISY if any(own["disturbed"].any() for own in (rows, others)) else 1.0
+    apart = NOISY if any(own["disturbed"].any() for own in (rows, others)) else ALIKE
     fast, slow = (
         {end: (own[value] * own[f"step_ms.{end}"] / own[TIME]).median() for end in ("p10", "median", "p90")}
         for own in (rows, others)

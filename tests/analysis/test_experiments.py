@@ -121,10 +121,16 @@ def test_the_front_has_what_nothing_beats(tmp_path):
     assert table["step_ms.median"].tolist() == pytest.approx(table["step_ms.formula"].tolist())
     assert table["bubble.measured"].tolist() == pytest.approx(table["bubble.formula"].tolist())
     assert table[table["front"]].index.tolist() == ["naive", "zb_h1"]
+    [fastest] = [row for row in rows if row["schedule"] == "zb_h1"]
+    for share, more in ((0.995, []), (0.97, ["gpipe"])):  # of its time: less than 1 % may be overhead, or noise
+        times = {key: share * fastest[key] for key in ("step_ms.p10", "step_ms.median", "step_ms.p90")}
+        near = Made([{**row, **(times if row["schedule"] == "gpipe" else {})} for row in rows])
+        table = by_stem(section("schedules", near).exhibits)["schedules-pareto"].table
+        assert sorted(table["schedule"][table["front"]]) == [*more, "naive", "zb_h1"]
     noisy = [{**row, "disturbed": row["schedule"] != "naive"} for row in rows]
     noisy = by_stem(section("schedules", Made(noisy)).exhibits)["schedules-pareto"]
     assert not noisy.table["front"].any()
-    assert "from the least memory to the shortest step: none (M = 8, never)." in noisy.caption
+    assert "Pareto" not in noisy.caption
 
 
 def test_the_slopes_differ_by_the_formula(tmp_path):
@@ -162,6 +168,7 @@ def test_every_part_has_its_figure(tmp_path):
     ring = found["gradient-sync-ring"]
     assert ring.table["fit"].tolist() == pytest.approx(ring.table["reduction.all_reduce_ms"].tolist())
     assert "The error of the fit is 0 % in the median" in ring.caption
+    assert "whose step nominally takes 15 ms for 1 row; the sums" in found["gradient-sync-scaling"].caption
     scaling = found["gradient-sync-scaling"].table
     assert scaling[scaling["replicas"] == 2]["ratio"].tolist() == pytest.approx([1.9] * 3)
 
