@@ -23,7 +23,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.patches import Patch
 
-from analysis import looks, nominal, plot
+from analysis import looks, nominal, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, distance, kind_of, markers, percent
 from analysis.prediction import makespan_ms, measured_steps
@@ -162,6 +162,7 @@ def utilisation(rows: pd.DataFrame) -> Exhibit:
             plot.lines(axis, lines, "share", "utilisation", "position", drawn_as, "formula", label)
         plot.titled(axis, f"{panel}, {schedule}", SHARE, "utilisation of a rank")
         axis.set_ylim(0, 1.05)
+        scales.evenly(axis, own["share"])
     keys = [looks.line(label, style) for style, label in OF_RANKS.items()]
     plot.legend(figure, [*keys, looks.dotted("simulated, in the same colour: equal layers, free hops")])
     others = table[(table["rank"] != table["position"]) & (table["share"] == 80)]
@@ -222,6 +223,7 @@ def throughput(rows: pd.DataFrame) -> Exhibit:
         speeds = own[own["schedule"] == schedule]
         plot.lines(axis, speeds, "share", "samples_per_s", "position", named, "formula", "rank {} is heavy")
         plot.titled(axis, f"{panel}, {schedule}", SHARE, "rows per second", own=True)
+        scales.evenly(axis, own["share"])
         axis.set_ylim(0, None)
     computed = _computed(rows)
     keys: list[Artist] = [looks.thin("the heavy rank's work alone, M (F + B)")]
@@ -266,8 +268,9 @@ def positions(rows: pd.DataFrame) -> Exhibit | None:
     keys = [looks.dotted(f"{computed}, in the same colour"), looks.thin("1: the last rank is heavy")]
     names = SHARE, "step time / that with a heavy last rank"
     figure = plot.line_panels(groups, "share", "ratio", "line", names, keys, "formula")
-    for axis in figure.axes:
+    for axis, (_, own) in zip(figure.axes, groups, strict=True):
         plot.level(axis, 1)
+        scales.evenly(axis, own["share"])
     seen = "; ".join(
         f"{name} {' and '.join(f'{own[key].min():.2f} to {own[key].max():.2f}' for key in ('formula', 'ratio'))}"
         for name, own in table.groupby("schedule")
