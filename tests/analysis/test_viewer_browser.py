@@ -17,7 +17,8 @@ from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 DESKTOP = {"viewport": {"width": 1280, "height": 600}}
-EMPTY = {"overview": "", "own": None, **{key: [] for key in ("experiments", "over_all", "not_run", "without_result")}}
+LISTS = ("about", "experiments", "over_all", "not_run", "without_result")
+EMPTY = {"overview": "", "own": None, **{key: [] for key in LISTS}}
 NASTY = "</script><img src=x onerror='document.title=1'>"
 
 
