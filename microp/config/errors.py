@@ -112,6 +112,7 @@ def _remedy(text: str, key: str) -> str:
         ),
         "'calc:": "an expression is written ${calc:'...'}",
         "more than once": "name one base there, `config`, and an option of a group by `override GROUP: NAME`",
+        "load 'override ": "an option of a group needs a colon, `override GROUP: NAME`",
         "is defined before": "overrides are the last lines of a defaults list, before _self_",
         f"Key '{group}.{knob}' not in": f"in a file a key stands below its group, `{group}: {{{knob}: VALUE}}`",
     }

@@ -15,7 +15,7 @@ import torch
 
 from microp.job import Job
 from microp.labs.typed import ON_RANKS, bar, say, typed_job
-from microp.records import MOSTLY_WORK, OVER_NOMINAL, disturbances, load_average, read_spans, summarise
+from microp.records import MOSTLY_WORK, OVER_NOMINAL, disturbances, read_spans, summarise
 from microp.settings import EmulatedSettings
 from microp.simulator import nominal_costs
 from microp.system import MIB, size_text
@@ -86,7 +86,7 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
         why = "The times are too short for the real work" if is_short else "The machine was busy"
         lesson += f"\n{why}: {late}, and a step {nominal['step']:.2f} times its own."
         lesson += " Use fewer chunks, or device.forward_ms and device.backward_ms four times as long." * is_short
-    elif why := ", ".join(each.text for each in disturbances(summary, {"load": {"after": load_average()}})):
+    elif why := ", ".join(each.text for each in disturbances(summary, {})):
         lesson += f"\nDisturbed: {why}. Run it again on an idle machine."
     if not isinstance(job.device, EmulatedSettings):
         lesson += "\nThe times are real: what small layers cost besides is in them and not in the formula."

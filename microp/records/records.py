@@ -90,6 +90,7 @@ class StepRow(TypedDict, total=False):
     recompute_ms: float
     overruns: int  # actions and sums of an emulated device that outlasted their nominal time
     work_ms: float  # the real work in actions of an emulated device
+    queued_ms: float | None  # in which the rank could have run and had no core; None if the system does not say
     snapshot_ms: float  # to save a snapshot before the step
     # only in the memory step: `PEAKS`, and what nvidia-smi told
     peak_memory_mib: float

@@ -91,6 +91,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "actions": len(steps) * job.replicas * sum(map(len, job.schedule.ranks)),
         "overruns": sum(row["overruns"] for step in steps for row in step),
         "nominal": _nominal(job, steps),
+        "queued": _queued(steps),
         "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
     }
 
@@ -114,6 +115,14 @@ def _spread(values: list[float]) -> dict[str, float | int] | None:
         return None
     low, high = np.percentile(values, [10, 90])
     return {"median": median(values), "p10": float(low), "p90": float(high), "n": len(values)}
+
+
+def _queued(steps: list[Step]) -> float | None:
+    """Return the share of the steps in which a rank could have run and had no core, of the rank that had to most."""
+    if not steps or any(row.get("queued_ms") is None for step in steps for row in step):
+        return None
+    times = [[sum(row[key] for row in rank) for key in ("queued_ms", "step_ms")] for rank in zip(*steps, strict=True)]
+    return float(max(queued / whole for queued, whole in times))
 
 
 def _median_ratio(times: list[float], others: list[float]) -> float | None:

@@ -25,6 +25,7 @@ from microp.system.machine import (
     out_of_reach,
     process_started,
     processor,
+    queued_ns,
     server,
     size_text,
     this_host,

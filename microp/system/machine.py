@@ -45,6 +45,18 @@ def processor() -> str:
     return next(models, platform.processor())
 
 
+def queued_ns(before: int | None = 0) -> int | None:
+    """Return how long this thread could have run and had no core, less the time before; None if the system is silent.
+
+    Source: Linux, Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat, the second field.
+    """
+    try:
+        now = int(Path("/proc/thread-self/schedstat").read_bytes().split()[1])
+    except (OSError, IndexError):
+        return None
+    return None if before is None else now - before
+
+
 @cache
 def this_host() -> dict[str, str | None]:
     """Return what tells this system from others: its name, its boot, and the container in which process ids count."""

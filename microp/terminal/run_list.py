@@ -172,7 +172,7 @@ def _column(name: str, values: pd.Series) -> Column:
 
 def _runs(rows: pd.DataFrame) -> Iterator[Column]:
     """Yield the columns that tell runs apart."""
-    yield Column("when", [results.when(started, "%m-%d %H:%M") for started in rows["started"]], "left", 70)
+    yield Column("when", [results.when(started, "%m-%d %H:%M") for started in rows["started"]], "left", 60)
     yield Column(
         "run", list(rows["run_id"]), "left", 100, is_key=True, about="run: schedule, m chunks, k ranks, r replicas."
     )
@@ -181,11 +181,11 @@ def _runs(rows: pd.DataFrame) -> Iterator[Column]:
 
 
 def _differing(points: Sequence[results.PointRow]) -> Iterator[Column]:
-    """Yield the keys that differ, for which there is room beside the results."""
+    """Yield the keys that differ, for which there is room beside the main results, if need be without the time."""
     configs = [{key: value for key, value in point.config.items() if key not in NOT_ASKED} for point in points]
     for key in swept_columns(results.swept(configs, _FIRST)):
         if key.name not in _IN_ID and not key.name.endswith(".builder"):
-            yield replace(key, importance=0)
+            yield replace(key, importance=70)
 
 
 def delete(runs: results.Runs, single: bool, yes: bool) -> int:

@@ -23,7 +23,7 @@ from microp.model import Batch, build_model, generator_states
 from microp.records import StepRow
 from microp.replicas import open_sync
 from microp.settings import OwnSettings
-from microp.system import MIB
+from microp.system import MIB, queued_ns
 from microp.trace import StepTrace, action_times, time_reducing
 from microp.worker.building import BatchLoader, build_stages, compile_stages, open_optimizer, open_runner
 from microp.worker.shared_weights import TiedGradients, check_equal_data, check_equal_weights
@@ -133,7 +133,7 @@ class Trainer:
         """Run one loaded step by an engine of the job (None: the first) and the optimizer; return its row."""
         engine = engine or self._job.engines[0]
         runner, mark = self.engines[engine], self._device.mark
-        counted = self._device.overruns, self._device.work_ns
+        overruns, work_ns, queued = self._device.overruns, self._device.work_ns, queued_ns()
 
         # 1. run the actions
         began = mark()
@@ -158,6 +158,7 @@ class Trainer:
             self.optimizer.step()
             self._device.finish_optimizer(reduced, self.stages)
         ended = mark()
+        counted = self._device.overruns - overruns, self._device.work_ns - work_ns, queued_ns(queued)
 
         # 4. wait for the device and for the other ranks
         weighted = [loss for stage in self.stages.values() for loss in stage.weighted_losses()]
@@ -192,13 +193,13 @@ class Trainer:
         trace: StepTrace | None,
         marks: list[Any],
         weighted: list[Tensor],
-        counted: tuple[int, int],
+        counted: tuple[int, int, int | None],
     ) -> StepRow:
         """Return a step as a row.
 
         `marks` are the beginning, and the ends of the actions, of the sums and of the optimizer; `weighted` has the
-        loss of each microbatch times its weight, on the rank of the last stage; `counted` the device's overruns and its
-        real work up to the beginning.
+        loss of each microbatch times its weight, on the rank of the last stage; `counted` the step's overruns,
+        nanoseconds of real work, and those in which the rank could have run and had no core.
         """
         began, computed, reduced, ended = self._device.read(marks)
         self.reductions = self.sync.reductions()
@@ -206,7 +207,7 @@ class Trainer:
         recompute = sum(moments[1::2]) - sum(moments[::2])
         recompute = self._device.recompute_ns(self._job.schedule.ranks[self._comms.rank], recompute)
         has_loss = trace is not None and not self.stages.keys().isdisjoint(self._job.schedule.ends[1])
-        overruns, work_ns = counted
+        overruns, work_ns, queued = counted
         row: StepRow = {
             "step": step,
             "rank": self._comms.rank,
@@ -222,9 +223,10 @@ class Trainer:
             "exposed_ms": (reduced - computed) / 1e6,
             "reduced_bytes": self.sync.nbytes,
             "pipeline_ms": (computed - began) / 1e6 * self.engines[engine].factor,
-            "overruns": self._device.overruns - overruns,
-            "work_ms": (self._device.work_ns - work_ns) / 1e6,
+            "overruns": overruns,
+            "work_ms": work_ns / 1e6,
             "recompute_ms": recompute / 1e6,
+            "queued_ms": None if queued is None else queued / 1e6,
         }
         return row if trace is None else {**row, **action_times(trace.spans)}
 
