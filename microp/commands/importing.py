@@ -16,16 +16,19 @@ import yaml
 from microp import foreign, trace
 from microp.config import ConfigError, compose_config, make_pricing_job, read_config
 from microp.profiling import to_plain
-from microp.records import WriteError, read_traced_step, write_text
+from microp.records import WriteError, disturbances, write_text
 from microp.schedule import Schedule, to_torch_csv
 from microp.schedule.builders import LOOPED, ORDERS
-from microp.simulator import Simulated, calibrate_steps, critical_path, replay_steps
+from microp.simulator import Costs, Simulated, calibrate_steps, critical_path, replay_steps, simulate
 from microp.system import CommandParser, redact_words
-from microp.terminal import Column, console, counted, err, extremes, show_columns
+from microp.terminal import Column, console, counted, err, paragraph, show_columns
 
 LAYERS = 8  # of a stage, if that is not known
+HEADINGS = ("step ms", "per microbatch", "gpipe bubble", "megatron bubble", "zero bubble", "in flight")
+COMPARED = """step: from the first start of an action to the last end; measured: the median. replayed: the same order, \
+simulated with the median times of its actions. what if: another order at these times. per microbatch: replayed \
+against measured, what if against replayed. bubbles: idle / total, idle / ideal, idle / longest span of a rank."""
 ASKED = re.compile(r"(schedule|partition)\b|(model|chunks|ranks)=")  # what a word of --what-if may change
-IDLE = ("gpipe, idle / total", "megatron, idle / ideal", "zero bubble, idle / longest span of a rank")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,11 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     add("--output-dir", type=Path, default=Path("outputs"), help="default: outputs")
     add("--names", type=Path, metavar="YAML", help="what the ranges of this trace are called")
     add("--replay", action="store_true", help="simulate the step with its own times, and draw both")
-    add("--what-if", nargs="+", metavar="KEY=VALUE", help="another order, in words of microp.simulate")
+    add("--what-if", nargs="+", action="append", default=[], metavar="KEY=VALUE", help="an order, for microp.simulate")
     add("--layers", type=lambda text: list(map(count, text.split(","))), help="per stage, as 4,4,5,3")
     add("--profile", type=Path, metavar="YAML", help="write a profile, for device=FILE")
     add("--rows", type=count, default=1, help="of a microbatch, for the profile (default: 1)")
-    add("--csv", type=Path, help="write the order, or that of --what-if, for torchtitan")
+    add("--csv", type=Path, help="write the order, or that of the last --what-if, for torchtitan")
     try:
         _import(parser.parse_intermixed_args(arguments))
     except (foreign.TraceError, ConfigError, WriteError) as error:
@@ -56,8 +59,8 @@ def count(text: str) -> int:
     return int(text)
 
 
-def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) -> tuple[Schedule, Sequence[int]]:
-    """Return the order that words of `microp.simulate` ask for, by default that of the trace, and its partition."""
+def _what_if(words: Sequence[str], traced: Schedule, layers: Sequence[int], costs: Costs) -> foreign.Answer:
+    """Return the answer to words of `microp.simulate`, which are by default those of the traced order."""
     if unused := [word for word in words if not ASKED.match(word)]:
         raise foreign.TraceError(f"--what-if {unused[0]}: it takes schedule, chunks, ranks and partition")
     mine = [f"ranks={len(traced.ranks)}", f"chunks={traced.chunks}", f"model.layers={sum(layers)}"]
@@ -66,13 +69,12 @@ def _other_order(words: Sequence[str], traced: Schedule, layers: Sequence[int]) 
             raise foreign.TraceError("--what-if: microp does not build the traced order: give schedule=... besides")
         per_rank = f"schedule.stages_per_rank={traced.stages // len(traced.ranks)}"
         mine += [f"schedule={traced.name}", *[per_rank] * (traced.name in LOOPED)]
-    words = [*mine, "costs.forward=1", "costs.backward=1", *words]
-    config: Any = read_config(compose_config(*words, name="simulate"))
+    config: Any = read_config(compose_config(*mine, "costs.forward=1", "costs.backward=1", *words, name="simulate"))
     job = make_pricing_job(config)
     if job.workload is None:
         raise foreign.TraceError(f"{sum(layers)} layers are too few for {job.schedule.stages} stages: see --layers")
     is_alike = job.schedule.depth == traced.stages and not any(word.startswith("partition") for word in words)
-    return job.schedule, layers if is_alike else job.workload.layers
+    return foreign.what_if(job.schedule, layers if is_alike else job.workload.layers, traced, layers, costs)
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -80,81 +82,83 @@ def _import(options: argparse.Namespace) -> None:
     if exists := next((path for path in (options.profile, options.csv) if path and path.exists()), None):
         raise foreign.TraceError(f"{exists} is there already: give another name, or remove it")
     with err.status("reading the trace"):
-        read = foreign.read_lanes(options.files, foreign.read_names(options.names))
-        traced = foreign.align(foreign.make_steps(*read))
+        traced = foreign.align(
+            foreign.make_steps(*foreign.read_lanes(options.files, foreign.read_names(options.names)))
+        )
         rows: list[list[Any]] = foreign.step_rows(traced)
     order, every, middle = traced.schedule, list(traced.spans.values()), traced.middle
     layers = options.layers or [LAYERS] * order.stages
     if len(layers) != order.stages:
         raise foreign.TraceError(f"--layers has {len(layers)} numbers for {order.stages} stages: give one per stage")
-    costs, replayed = calibrate_steps(order, rows, every[middle]), replay_steps(order, [rows[middle]], every[middle])
-    usual = [f"each stage has {LAYERS} layers, as --layers is not given"] * (not options.layers)
+    costs = calibrate_steps(order, rows, every[middle])
     if (options.what_if or options.profile) and max(order.copies, order.slices) > 1:
         raise foreign.TraceError(f"{order.name} has copies or slices: leave out --what-if and --profile")
-    if options.what_if:
-        order, sizes = _other_order(options.what_if, order, layers)
-    if options.csv and max(order.copies, order.slices) > 1:
-        raise foreign.TraceError(f"--csv: {order.name} has copies of stages or slices, which torch lacks: leave it out")
+    answers: dict[str, foreign.Answer] = {"replayed": (order, replayed := simulate(order, costs), [])}
+    answers |= {f"what if {shlex.join(words)}": _what_if(words, order, layers, costs) for words in options.what_if}
+    asked, *_ = list(answers.values())[-1]
+    if options.csv and max(asked.copies, asked.slices) > 1:
+        raise foreign.TraceError(f"--csv: {asked.name} has copies of stages or slices, which torch lacks: leave it out")
     for note in traced.notes:
         console.warn(note)
     # 2. record and show
     attempt, summary = foreign.record(options.output_dir / "runs", traced, rows, redact_words(sys.argv))
-    _show(traced, summary, replayed)
-    if len(every[-1]) <= trace.DRAWN and (step := read_traced_step(attempt, summary)):
-        names = list(step.panels) if options.replay else ["measured"]
-        console.draw(trace.timeline({name: step.panels[name] for name in names}, console.out.width))
+    _compare(traced, answers)
+    _show(every[middle], summary, replay_steps(order, [rows[middle]], every[middle]))
+    if reasons := disturbances(summary, {}):
+        paragraph(f"disturbed: these steps ({reasons[0].text}); trace again on an idle machine.", console.CAUTION)
+    if len(every[-1]) <= trace.DRAWN:
+        in_ns = trace.Spans(replayed, *(1e6 * getattr(replayed, moment) for moment in trace.MOMENTS))
+        panels = {"replayed (as above)": in_ns, "last step": every[-1]} if options.replay else {"measured": every[-1]}
+        console.draw(trace.timeline(panels, console.out.width))
     print(attempt)
-    # 3. what is asked besides
-    if options.what_if:
-        answer, assumed = foreign.what_if(order, sizes, traced.schedule, layers, costs)
-        alike, _ = foreign.what_if(traced.schedule, layers, traced.schedule, layers, costs)
-        then, now = (float(trace.makespan(each)) for each in (answer, alike))
-        rate = 100 * (then / order.chunks / (now / traced.schedule.chunks) - 1)
-        bubbles = " for ".join(f"{float(trace.bubble_fraction(spans)):.4f}" for spans in (answer, alike))
-        held, words = float(max(trace.microbatches_in_flight(order, answer))), shlex.join(options.what_if)
-        off = 1e8 * now / median(float(trace.makespan(spans)) for spans in every) - 100
-        print(f"what if {words}: step {then:.4g} ms; the traced order, priced alike with the median times of actions,")
-        print(f"  {now:.4g} ms, {off:+.1f} % of the measured step: compare with that")
-        print(f"  per microbatch {rate:+.1f} %; bubble {bubbles}; in flight at most {held:g}")
-        print(*(f"  assumed: {note}" for note in usual * (sizes != layers) + assumed), sep="\n")
+    # 3. what is written besides
     if options.profile:
         profile, assumed = foreign.profile_of(traced, rows, layers, costs, options.rows)
         write_text(options.profile, yaml.safe_dump(to_plain(profile), sort_keys=False, width=120))
         words = f"model.layers={profile.model['layers']} ranks={profile.ranks} batch_size={profile.batch_size}"
-        print(f"profile: python -m microp.plan {shlex.quote(f'device={options.profile}')} {words}")
-        print(*(f"  assumed: {note}" for note in usual + assumed), sep="\n")
+        print(f"plan  python -m microp.plan {shlex.quote(f'device={options.profile}')} {words} schedule=1f1b,zb_v")
+        paragraph(f"assumed of the profile: {'; '.join(assumed)}.")
     if options.csv:
-        write_text(options.csv, to_torch_csv(order))
-        ranks, is_v = len(order.ranks), order.placement[order.stages - 1] == order.placement[0]
-        places = "1F1B" if order.stages == ranks else "ZBVZeroBubble" if is_v else "Interleaved1F1B"
+        write_text(options.csv, to_torch_csv(asked))
+        ranks, is_v = len(asked.ranks), asked.placement[asked.stages - 1] == asked.placement[0]
+        places = "1F1B" if asked.stages == ranks else "ZBVZeroBubble" if is_v else "Interleaved1F1B"
         key = "--parallelism.pipeline_parallel_schedule"
-        print(f"torchtitan runs it (not tried) with {key} {places} {key}_csv {options.csv}")
-        print(f"microp with schedule=file schedule.path={options.csv}; Megatron and DeepSpeed only their own orders")
+        paragraph(f"{asked.name}: microp with schedule=file schedule.path={options.csv}; torchtitan (untried) with", "")
+        print(f"  {key} {places} \\\n  {key}_csv {options.csv}")
 
 
-def _show(traced: foreign.Traced, summary: dict[str, Any], replayed: Simulated) -> None:
-    """Print the step, the bubbles, where the time went, and how well the replay meets the step."""
-    schedule, every, ranks = traced.schedule, list(traced.spans.values()), range(len(traced.schedule.ranks))
-    makespans = [float(trace.makespan(spans)) / 1e6 for spans in every]
-    order = "one that microp does not build" if schedule.name == foreign.FOREIGN else schedule.name
-    print(f"{len(ranks)} ranks, {schedule.chunks} microbatches, {counted(len(every), 'step')}; the order is {order}")
-    print(f"step {_spread(makespans, '.4g')} ms, from the first start of an action to the last end")
-    for name, bubble in zip(IDLE, trace.BUBBLES.values(), strict=True):
-        print(f"bubble {_spread([float(bubble(spans)) for spans in every], '.4f')}  {name}")
-    print(traced.clocks)
-    print("microbatches in flight, at most:", *(f"{peak:g}" for peak in summary["in_flight_peak"]), flush=True)
+def _compare(traced: foreign.Traced, answers: dict[str, foreign.Answer]) -> None:
+    """Print the measured steps beside the `answers`: first their replay, then other orders at the same costs."""
+    figures: list[Any] = [trace.makespan, *trace.BUBBLES.values()]
+    times, *fractions = ([float(figure(spans)) for spans in traced.spans.values()] for figure in figures)
+    picks: dict[str, Any] = {"measured": median, **({"- least": min, "- most": max} if len(times) > 1 else {})}
+    rows = [[f"{pick(times) / 1e6:.4g}", "", *(f"{pick(x):.4f}" for x in fractions), ""] for pick in picks.values()]
+    ran, base, notes = traced.schedule, median(times) / 1e6, [COMPARED]
+    for name, (order, spans, assumed) in answers.items():
+        step, *bubbles = (float(figure(spans)) for figure in figures)
+        change = f"{100 * (step / order.chunks * ran.chunks / base - 1):+.1f} %"
+        held = f"{float(max(trace.microbatches_in_flight(order, spans))):g}"
+        rows.append([f"{step:.4g}", change, *(f"{bubble:.4f}" for bubble in bubbles), held])
+        notes += [f"{name}, assumed: {'; '.join(assumed)}."] * bool(assumed)
+        base = step if name == "replayed" else base
+    names = Column("", [*picks, *answers], "left", 1, 20)
+    known = "one that microp does not build" if ran.name == foreign.FOREIGN else ran.name
+    print(f"{len(ran.ranks)} ranks, {ran.chunks} microbatches, {counted(len(times), 'step')}; the order is {known}")
+    show_columns([names, *map(Column, HEADINGS, zip(*rows, strict=True))], "the command")
+    for note in [*notes, traced.clocks]:
+        paragraph(note)
+
+
+def _show(middle: Sequence[trace.Span], summary: dict[str, Any], own: Simulated) -> None:
+    """Print where the time went; `own` is the step of middle length, simulated."""
+    ranks = range(summary["ranks"])
+    paragraph(f"microbatches in flight, at most: {' '.join(f'{peak:g}' for peak in summary['in_flight_peak'])}", "")
     times = {kind: [f"{value:.2f}" for value in values] for kind, values in summary["time_ms"].items() if any(values)}
     heading = Column("last step, ms", [f"rank {rank}" for rank in ranks], "left", 1)
     show_columns([heading, *(Column(*column) for column in times.items())], "summary.json")
-    path, time, taken = critical_path(replayed), float(trace.makespan(replayed)), makespans[traced.middle]
+    path, time = critical_path(own), float(trace.makespan(own))
     on = [sum(float(span.end - span.start) for span in path if span.rank == rank) for rank in ranks]
     shares = "".join(f"rank {rank} {100 * part / time:.0f} %, " for rank, part in enumerate(on) if part)
     rest = f"messages and gaps between them {100 * (1 - sum(on) / time):.0f} %"
-    console.out.print(f"critical path of the step of middle length: {len(path)} actions; {shares}{rest}")
-    off = f"{time:.4g} ms, {100 * (time / taken - 1):+.1f} % of the measured {taken:.4g}"
-    console.out.print(f"check: simulated with its own times, the step of middle length takes {off}")
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    """Return the median with the least and the most."""
-    return f"{median(values):{form}}" + f" ({extremes(values, form)})" * (len(values) > 1)
+    what = f"the middle step, simulated with its own times ({1e8 * time / float(trace.makespan(middle)) - 100:+.1f} %)"
+    paragraph(f"critical path of {what}: {len(path)} actions; {shares}{rest}", "")

@@ -7,7 +7,7 @@
                                                                                 └── profile_of  a profile
 """
 
-from microp.foreign.pricing import profile_of, what_if
+from microp.foreign.pricing import Answer, profile_of, what_if
 from microp.foreign.reading import TraceError, read_lanes, read_names
 from microp.foreign.recording import record, step_rows
 from microp.foreign.steps import FOREIGN, Traced, align, make_steps

@@ -25,14 +25,11 @@ from microp.schedule import Schedule
 from microp.settings import MlpSettings
 from microp.simulator import Costs, LayerMemory, Simulated, simulate, unit_shares
 
+Answer = tuple[Schedule, Simulated, list[str]]  # an order, its spans, and what was assumed
 
-def what_if(
-    schedule: Schedule, sizes: Sequence[int], traced: Schedule, layers: Sequence[int], costs: Costs
-) -> tuple[Simulated, list[str]]:
-    """Return the spans of another order, and what was assumed.
 
-    `sizes` has the layers of each of its stages, `layers` those of each stage of the `traced` order with its `costs`.
-    """
+def what_if(schedule: Schedule, sizes: Sequence[int], traced: Schedule, layers: Sequence[int], costs: Costs) -> Answer:
+    """Price an order whose stages have `sizes` layers; those of the `traced` one, with these costs, have `layers`."""
 
     # 1. each stage's time, by its layers
     def regrouped(times: Sequence[float]) -> tuple[float, ...]:
@@ -50,14 +47,14 @@ def what_if(
     whole = [stage for stage, time in enumerate(costs.weight) if not time]
     has_full = len(schedule.input_gradients) < schedule.stages * schedule.chunks
     assumed = {
-        "the time of each traced stage is spread evenly over its layers": list(sizes) != list(layers),
+        "a traced stage's time is spread evenly over its layers, 8 without --layers": list(sizes) != list(layers),
         f"stages {whole} divided no backward: I and W take half of a B each": whole and schedule.input_gradients,
         "no undivided backward was seen: it takes as long as I and W": has_full and not (whole or costs.full),
         "slices share the time of their microbatch evenly, though later ones attend to more": schedule.slices > 1,
         "the sum of the copies' gradients takes no time": schedule.copies > 1,
         f"the batch is {schedule.chunks / traced.chunks:g} times as large": schedule.chunks != traced.chunks,
     }
-    return simulate(schedule, stages), [text for text, is_so in assumed.items() if is_so]
+    return schedule, simulate(schedule, stages), [text for text, is_so in assumed.items() if is_so]
 
 
 def profile_of(
@@ -100,7 +97,7 @@ def profile_of(
     off = max((abs(each / (mean(inner) or 1) - 1) for each in inner), default=0)
     return profile, [
         *["what one stage takes more than the other is its first or last layer's"] * (len(layers) == 2),
-        f"its layers are alike but for the first and the last: the forwards of the stages fit within {100 * off:.0f} %",
+        f"layers (8 a stage without --layers) are alike but for the ends: forwards fit within {100 * off:.0f} %",
         "a step is its actions and the optimizer: the rest of the traced loop is left out",
         "a layer's time is proportional to the rows of a microbatch; a trace does not tell its memory",
         "a full backward takes as long as I and W" if schedule.input_gradients else "I and W take half of a B each",

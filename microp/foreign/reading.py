@@ -44,6 +44,7 @@ _NUMBERS = ("rank", "stage", "microbatch")  # columns of a table
 NONE = np.zeros((0, 3), np.int64)
 Where = tuple[str, str | None]  # process and thread
 Event = dict[str, Any]
+Naming = Callable[[str], "Mark | None"]  # of a range
 
 
 class TraceError(ValueError):
@@ -56,9 +57,6 @@ class Mark(NamedTuple):
     op: str
     stage: int | None = None  # None: the name lacks it, as the microbatch
     microbatch: int | None = None  # or the number of a step
-
-
-Naming = Callable[[str], Mark | None]  # of a range
 
 
 class Range(NamedTuple):
@@ -147,12 +145,11 @@ class _Events:
     """What the events of one JSON file say, by process and thread."""
 
     def __init__(self, names: Naming) -> None:
-        self._names = names
+        self._names, self.operators = names, array("q")
         self._begun: dict[Where, list[Event]] = defaultdict(list)
         self.ranges: dict[Where, list[Range]] = defaultdict(list)
         self.called: dict[Where, str] = defaultdict(str)  # a process has no thread: None
         self.launched, self.kernels = dict[str, int](), dict[str, tuple[int, int]]()
-        self.operators = array("q")
 
     def add(self, event: Event) -> None:
         where, phase, name = (str(event.get("pid")), str(event.get("tid"))), event.get("ph"), str(event.get("name"))

@@ -35,6 +35,7 @@ from microp.trace import Span, makespan
 
 FOREIGN = "foreign"  # what microp did not make: an order, the engine, the model
 MOST = 0.005  # of a step: a contradiction that is noise
+UNSURE = 0.05  # of a step: clocks that may be off by more, and bubbles with them, are said to be disturbed
 SLACK = 1_000  # nanoseconds by which ranges may overlap: files round to a microsecond
 Sources = Mapping[Action, Action]  # an action -> that of another rank whose tensor it takes
 
@@ -146,8 +147,7 @@ def _in_order(lanes: Sequence[Lane], notes: Sequence[str]) -> tuple[list[Lane], 
 def _named(schedule: Schedule) -> Schedule:
     """Return an order with its name, if microp builds it."""
     ranks, units = len(schedule.ranks), schedule.chunks
-    divisors = [number for number in range(2, units) if units % number == 0]
-    ways: list[dict[str, Any]] = [{}, {"drain": Drain.lifo}, *({"slices": number} for number in divisors)]
+    ways: list[dict[str, Any]] = [{}, {"drain": Drain.lifo}, *({"slices": n} for n in range(2, units) if not units % n)]
     for way in ways:
         for built in orders(ranks, units // way.get("slices", 1), schedule.stages // ranks, **way):
             if built.ranks == schedule.ranks:
@@ -229,11 +229,11 @@ def align(found: Traced) -> Traced:
     files, schedule = list(dict.fromkeys(lane.file for lane in found.lanes)), found.schedule
     clocks, steps, left_out = [files.index(lane.file) for lane in found.lanes], dict[int, list[RankStep]](), list[str]()
     sources = {schedule.consumers[made]: made for made in remote_links(schedule)}
-    residual = corrected = 0.0
+    residual = corrected = length = 0.0
     for step, rows in found.steps.items():
         # 1. the bounds
         least, action, off = _bounds(rows, sources, clocks)
-        if off > MOST * max(row.ended - row.began for row in rows):
+        if off > MOST * (length := max(row.ended - row.began for row in rows)):
             where = found.lanes[schedule.placement[action.stage]].name if action else ""
             early = f"{action} ({where}) begins {off / 1e6:.3g} ms before its input was made"
             left_out.append(f"left out: step {step}: {early}")
@@ -251,6 +251,8 @@ def align(found: Traced) -> Traced:
         raise TraceError(f"no step can be used; {left_out[0]}: use microp.marked, or mark actions without their waits")
     how = f"corrected by up to {corrected / 1e6:.4g} ms" if corrected else "left as they are"
     text = f"clocks {how}: no receive ends before its send began; they agree within {residual / 1e6:.3g} ms"
+    if residual > UNSURE * length and (corrected or len({lane.host or lane.file for lane in found.lanes}) > 1):
+        left_out += [f"disturbed: clocks may be off by {100 * residual / length:.0f} % of a step: synchronise them"]
     return found._replace(steps=steps, notes=found.notes + left_out, clocks=text if len(files) > 1 else "one clock")
 
 

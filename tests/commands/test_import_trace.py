@@ -1,6 +1,7 @@
 """`python -m microp.import_trace`, as a user types it: the run that it leaves, what it answers, and what is refused."""
 
 import re
+import shlex
 
 import pytest
 from user import microp, ran
@@ -16,13 +17,13 @@ PROGRAM = "microp.import_trace"
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a trace of two steps of 1F1B, on two ranks with four microbatches, in milliseconds."""
-    write_trace(tmp_path / "spans.csv", one_f_one_b(2, 4), 10)
+    write_trace(tmp_path / "spans.csv", one_f_one_b(2, 4), 10, 10)
     return tmp_path
 
 
-def write_trace(path, schedule, forward):
+def write_trace(path, schedule, *forwards):
     lines = ["rank,op,stage,microbatch,start,end"]
-    for step in range(2):
+    for step, forward in enumerate(forwards):
         for span in simulate(schedule, for_stages(2, forward=forward, backward=20, latency=1)):
             moments = f"{span.start + 200 * step},{span.end + 200 * step}"
             lines.append(f"{span.rank},{span.op},{span.stage},{span.microbatch},{moments}")
@@ -33,8 +34,9 @@ def test_a_trace_becomes_a_run(folder):
     done = microp("spans.csv", "--replay", folder=folder, program=PROGRAM)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 ranks, 4 microbatches, 2 steps; the order is 1f1b" in done.stdout
-    said = "check: simulated with its own times, the step of middle length takes 154 ms, +0.0 % of the measured 154"
-    assert said in done.stdout
+    assert "the middle step, simulated with its own times (+0.0 %)" in done.stdout
+    assert re.search(r"^measured +154 +0.2208 ", done.stdout, re.M)
+    assert re.search(r"^replayed +154 +\+0.0 % +0.2208 ", done.stdout, re.M)
     [row] = load_runs(folder / "outputs").to_dict("records")
     assert (row["schedule"], row["engine"], row["status"]) == ("1f1b", "foreign", "finished")
     run = Run(folder / "outputs" / "runs" / row["run_id"])
@@ -46,11 +48,17 @@ def test_a_trace_becomes_a_run(folder):
     assert "mirrored rank0, rank1, summary" in microp("--mode=offline", folder=folder, program="microp.tracking").stdout
 
 
+def test_steps_that_spread_are_disturbed(folder):
+    write_trace(folder / "spans.csv", one_f_one_b(2, 4), 10, 10, 20)
+    done = microp("spans.csv", folder=folder, program=PROGRAM)
+    assert "disturbed: these steps (spread 26 %); trace again on an idle machine." in done.stdout
+
+
 def test_traces_that_no_key_tells_apart_have_no_partner(folder):
     """Of two of 1F1B and one of GPipe it is not known which belong together; two named by their ids are compared."""
     ids = []
     for build, forward in ((one_f_one_b, 10), (one_f_one_b, 11), (gpipe, 12)):
-        write_trace(folder / "spans.csv", build(2, 4), forward)
+        write_trace(folder / "spans.csv", build(2, 4), forward, forward)
         done = microp("spans.csv", folder=folder, program=PROGRAM)
         ids += re.findall(r"^outputs/runs/(.*)/attempt-1$", done.stdout, re.M)
     for words in (["schedule=1f1b", "schedule=gpipe"], [ids[0], ids[2]]):
@@ -63,19 +71,22 @@ def test_traces_that_no_key_tells_apart_have_no_partner(folder):
 
 
 def test_what_if_profile_and_csv(folder):
-    asked = "--what-if schedule=zb_h1 chunks=8 --layers 4,4 --profile there.yaml --csv order.csv"
-    done = microp("spans.csv", *asked.split(), folder=folder, program=PROGRAM)
+    """Several answers in a table: that of the traced order is the replay."""
+    asked = "--what-if schedule=1f1b --what-if schedule=zb_h1 chunks=8 --layers 4,4 --profile there.yaml --csv a.csv"
+    done = microp("spans.csv", *asked.split(), folder=folder, program=PROGRAM, COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
-    expected = simulate(zb_h1(2, 8), for_stages(2, forward=10, backward=10, weight=10, latency=1))
-    assert f"step {expected.end.max():g} ms" in done.stdout
-    assert "I and W take half of a B each" in done.stdout
-    assert from_torch_csv((folder / "order.csv").read_text(), "zb_h1") == zb_h1(2, 8)
+    step = simulate(zb_h1(2, 8), for_stages(2, forward=10, backward=10, weight=10, latency=1)).end.max()
+    assert re.search(rf"^what if schedule=1f1b +154 +\+0.0 % .*\nwhat if schedule=zb_h1.* {step:g} ", done.stdout, re.M)
+    assert "I and W take half of a B each" in " ".join(done.stdout.split())
+    assert [line for line in done.stdout.splitlines() if len(line) > 80 and "python -m" not in line] == []
+    assert from_torch_csv((folder / "a.csv").read_text(), "zb_h1") == zb_h1(2, 8)
     words = ("device=emulated", "profile=there.yaml", "model.layers=8", "chunks=4", "batch_size=4", "schedule=1f1b")
     priced = microp(*words, "output=json", folder=folder, program="microp.simulate")
     assert '"makespan": 154.0' in priced.stdout, priced.stderr
     assert '"peak_memory_mib": null' in priced.stdout  # it would be that of the small model that stands in
     assert "no MiB: the profile is of a trace" in priced.stderr
-    words = ("device=there.yaml", "model.layers=8", "ranks=2", "batch_size=4", "schedule=gpipe,1f1b,zb_h1")
+    [printed] = re.findall(r"^plan  python -m microp.plan (.*)", done.stdout, re.M)
+    words = shlex.split(printed)
     planned = ran(*words, folder=folder, program="microp.plan")
     assert "MiB" not in planned.stdout
     refused = microp(*words, "memory_gib=2", folder=folder, program="microp.plan")

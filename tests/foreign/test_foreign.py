@@ -247,13 +247,16 @@ def test_clocks_that_are_far_apart(tmp_path, away):
 def test_clocks_are_bound_by_when_sends_began(tmp_path):
     """torch sends the tensors of a pair after both actions: here everything arrives 5 ms after an action has ended."""
     files = as_chrome(tmp_path, spans_of(gpipe(2, 4), latency=5))
-    assert "they agree within 5 ms" in read(*files)[0].clocks
+    aligned, notes = read(*files)
+    assert "they agree within 5 ms" in aligned.clocks
+    assert notes == ["disturbed: clocks may be off by 8 % of a step: synchronise them"]
     for file in files:
         trace = json.loads(file.read_text())
         ends = [(event["name"], event["ts"] + event["dur"]) for event in trace["traceEvents"]]
         trace["traceEvents"] += [slice_of(f"PP:{name[3]}SEND_{name[4:]}", end + 4990, end + 4995) for name, end in ends]
         file.write_text(json.dumps(trace))
-    assert "they agree within 0.01 ms" in read(*files)[0].clocks
+    aligned, notes = read(*files)
+    assert ("they agree within 0.01 ms" in aligned.clocks, notes) == (True, [])
 
 
 def test_an_order_that_cannot_be_is_refused_whatever_the_clocks(tmp_path):
@@ -333,7 +336,7 @@ def traced(tmp_path, schedule, **costs):
 def test_what_if(tmp_path, schedule, sizes, expected):
     aligned, _, costs = traced(tmp_path, one_f_one_b(4, 8))
     sizes = sizes or [8 // schedule.stages] * schedule.stages
-    answer, assumed = what_if(schedule, sizes, aligned.schedule, [2] * 4, costs)
+    _, answer, assumed = what_if(schedule, sizes, aligned.schedule, [2] * 4, costs)
     assert makespan(answer) == pytest.approx(makespan(expected) / 1e6)
     assert assumed
 
@@ -343,8 +346,8 @@ def test_copies_and_slices_share_the_work_of_the_trace(tmp_path, other):
     """Partitions of copies are given once for each."""
     aligned, _, costs = traced(tmp_path, one_f_one_b(4, 8))
     sizes = [1, 1, 3, 3] * other.copies
-    found, assumed = what_if(other, sizes, aligned.schedule, [2] * 4, costs)
-    alike, _ = what_if(one_f_one_b(4, 8), sizes[:4], aligned.schedule, [2] * 4, costs)
+    _, found, assumed = what_if(other, sizes, aligned.schedule, [2] * 4, costs)
+    _, alike, _ = what_if(one_f_one_b(4, 8), sizes[:4], aligned.schedule, [2] * 4, costs)
     assert sum(busy(found).values()) == pytest.approx(sum(busy(alike).values()))
     assert len(assumed) == 2
 
