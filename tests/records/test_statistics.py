@@ -96,7 +96,7 @@ WIDE = {"step_ms": {"median": 10.0, "p10": 9.0, "p90": 14.0}, "overruns": 12}
         ({"ranks": 2, "replicas": 2}, BUSY, []),  # four ranks are a load of four; so are those of the run before
         ({"ranks": 4}, {**BUSY, "load": {"start": 5.04, "end": None}}, ["load 5.0"]),
         ({}, {**BUSY, "cores": 8}, []),
-        ({"queued": 0.04}, BUSY, []),  # what the system counts goes before the load
+        ({"queued": 0.09}, BUSY, []),  # what the system counts goes before the load
         ({"queued": 0.19}, {}, ["queued 19 %"]),
         ({"queued": 0.19, "nominal": {"step": 1.019, "work": 0.9}}, {}, []),
         ({"overruns": 1}, {}, ["1 overrun"]),
