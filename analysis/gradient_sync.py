@@ -109,8 +109,8 @@ def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Exhibit | None:
         scales.logarithmic(axis.yaxis, table[value].dropna())
     plot.legend(figure)
     text = (
-        "Two replicas of the whole model, 32 rows each. Left: time of a step with its optimizer. Right: time that a "
-        "rank waits for the sum after its backward (without torch_ddp, which waits within the backward). "
+        "Two replicas of the whole model, 32 rows each. First: time of a step with its optimizer. Second: time that "
+        "a rank waits for the sum after its backward (without torch_ddp, which waits within the backward). "
         f"{markers(runs)} {_in_turn(real)}"
     )
     return Exhibit("gradient-sync-ways", "Ways to sum gradients", text, figure, table, runs)

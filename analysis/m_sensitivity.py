@@ -193,8 +193,8 @@ def effective_depth(rows: pd.DataFrame) -> Exhibit | None:
         _depths(right, own)
     legend = [looks.dotted("least-squares line T = a + b M"), looks.thin("K, the number of ranks")]
     text = (
-        "Left: step time and its least-squares line T = a + b M over M >= K, by relative errors (naive exceeds the "
-        "panel). Right: a/b + 1 of each line, an estimate of the number of ranks from step times alone."
+        "First: step time and its least-squares line T = a + b M over M >= K, by relative errors (naive exceeds the "
+        "panel). Second: a/b + 1 of each line, an estimate of the number of ranks from step times alone."
     )
     if fits["formula"].notna().any():
         legend.insert(1, looks.stroke("depth by the closed form of the bubble: equal layers, free hops"))

@@ -81,9 +81,9 @@ def _replayed(runs: pd.DataFrame, table: pd.DataFrame) -> Exhibit | None:
     summary = "; ".join(_summary(kind, own) for kind, own in table.groupby("kind"))
     several = table["run_id"].nunique() > 1
     text = (
-        f"{'Left: m' if several else 'M'}akespan of a step, replayed (simulated with the run's own action and hop "
+        f"{'First: m' if several else 'M'}akespan of a step, replayed (simulated with the run's own action and hop "
         "times), against the median measured one. "
-        + (f"Right: cumulative share of runs by the error of the replayed makespan; {CLIPPED}. " if several else "")
+        + (f"Second: cumulative share of runs by the error of the replayed makespan; {CLIPPED}. " if several else "")
         + ("Noise: a launch's distance from the median of the other launches. " if table["noise"].notna().any() else "")
         + f"{summary}."
     )
@@ -100,7 +100,7 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
     best = [judged(row) for row in records(known[known["forecast"] == "predicted"])]
     text = (
         "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
-        "a marker per configuration, the median of its launches. Right: median error of the prediction, of the replay, "
+        "a marker per configuration, the median of its launches. Second: median error of the prediction, of the replay "
         "and of three baselines, each with one number that is fitted to the other configurations of the problem: the "
         "busiest rank's operations (FLOPs), these over 1 - (K-1)/(M+K-1) (closed bubble), and the mean step time; "
         f"{CLIPPED}. {'; '.join(best)}. Bias: the median error with its sign."
@@ -204,7 +204,7 @@ def _draw(table: pd.DataFrame) -> Any:
     keys = [looks.thin("replayed = measured")]
     if len(axes) > 1:
         _errors(axes[1], table, named)
-        keys = [looks.line("error", "-"), looks.thin("left: replayed = measured; right: 1 % and 5 %")]
+        keys = [looks.line("error", "-"), looks.thin("first panel: replayed = measured; second: 1 % and 5 %")]
     if len(axes) > 1 and table["noise"].notna().any():
         keys.insert(1, looks.line("noise between launches", NOISE))
     plot.legend(figure, keys)
