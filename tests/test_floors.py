@@ -35,6 +35,7 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
     "seaborn": set(),
     "ortools": {"orders"},
     "rich": {"terminal"},
+    "IPython": {"terminal"},
     "yaml": {"records", "config", "foreign", "commands.importing", "terminal.run_comparison"},
     "pandas": {"results", "records.statistics", "commands", "terminal"},
 }

@@ -21,7 +21,7 @@ from microp.schedule import Schedule, to_torch_csv
 from microp.schedule.builders import LOOPED, ORDERS
 from microp.simulator import Costs, Simulated, calibrate_steps, critical_path, replay_steps, simulate
 from microp.system import CommandParser, redact_words
-from microp.terminal import Column, console, counted, err, paragraph, show_columns
+from microp.terminal import Column, console, counted, paragraph, show_columns
 
 LAYERS = 8  # of a stage, if that is not known
 HEADINGS = ("step ms", "per microbatch", "gpipe bubble", "megatron bubble", "zero bubble", "in flight")
@@ -81,7 +81,7 @@ def _import(options: argparse.Namespace) -> None:
     # 1. read
     if exists := next((path for path in (options.profile, options.csv) if path and path.exists()), None):
         raise foreign.TraceError(f"{exists} is there already: give another name, or remove it")
-    with err.status("reading the trace"):
+    with console.err.status("reading the trace"):
         traced = foreign.align(
             foreign.make_steps(*foreign.read_lanes(options.files, foreign.read_names(options.names)))
         )

@@ -40,7 +40,7 @@ from microp.schedule import Action, Op, Schedule, to_text, validate
 from microp.settings import EstimateSettings, broken_rules, not_writable, quoted
 from microp.simulator import simulate
 from microp.system import override
-from microp.terminal import Column, console, err, out, paragraph, show_columns
+from microp.terminal import Column, console, out, paragraph, show_columns
 from microp.trace import makespan
 
 MOST = 10_000  # actions: the search prices the whole order again and again
@@ -113,8 +113,8 @@ def _problems(config: OrderConfig) -> list[str]:
             f"device.memory_gib={given:g} does not limit an order: use activation_limit, the (stage, microbatch) pairs "
             "that a rank holds"
         )
-    if config.replicas != 1:
-        problems.append(f"replicas={config.replicas} does not change an order, which is of one pipeline: leave it out")
+    for key, given in {"replicas": config.replicas != 1, "costs.reduction": config.costs.reduction is not None}.items():
+        problems += [f"{key} does not change an order, which is of one pipeline: leave it out"] if given else []
     return problems
 
 
@@ -124,7 +124,7 @@ def main() -> None:
 
 def run_order(point: OrderConfig, problem: Problem) -> dict[str, Any]:
     """Search for one point's order, write it, print it beside the named ones, and return the figures."""
-    with err.status("searching for an order"):
+    with console.err.status("searching for an order"):
         found, solved = search(problem, point.search.seconds, point.seed), None
         if point.search.solver_seconds:
             found, solved = with_solver(problem, found, point.search.solver_seconds)

@@ -102,6 +102,7 @@ def make_plan(config: PlanConfig) -> Plan:
     wanted = config.search
     problems = broken_rules(config) + broken_rules(wanted, "search.")
     problems += config.model.problems() + config.device.problems() + profile_problems(config)
+    problems += [] if isinstance(config.device, EstimateSettings) else config.comms.problems(config.device)
     problems += config.computing.problems(config.model.name, config.model.dtype)
     problems += [
         f"search.checkpointing={quoted(policy)} is not one of {', '.join(POLICIES)}, segments=2: use one of these"
@@ -177,7 +178,9 @@ def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
         found = search(plan.pricer, plan.space, plan.cap, tick)
     if plan.cap is not None and not found.front:
         raise ConfigError([_too_little(plan, found, plan.cap)])
-    name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]
+    profile = used_profile(point)  # with other times, other plans have these names
+    asked = [plain(point), plan.pricer.subject.prices.source, profile and profile.date]
+    name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:8]
     path = Path(point.output_dir) / "plans" / f"plan-k{point.ranks}-b{point.batch_size}-{name}.json"
     about = {"candidates": found.candidates, "too_large": found.too_large}
     result = {"times": plan.pricer.subject.prices.source, "memory_gib": plan.cap and plan.cap / GIB, **about}
@@ -185,8 +188,6 @@ def run_plan(point: PlanConfig, plan: Plan) -> dict[str, Any]:
     program = ["python", "-m", "microp.simulate"] if base == "simulate" else ["microp"]
     folder, rows = path.with_suffix(""), []
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("plan*.yaml"):  # of a search with other times
-        old.unlink()
     for number, priced in enumerate(found.front, start=1):
         typed = _words(plan, priced)
         write_text(folder / f"plan{number}.yaml", stored(typed, base))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
@@ -359,10 +360,11 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
     for key in keys.keys() - known:
         near = get_close_matches(key, knobs, 1)
         others = [option for option in schema.options_of(group) if key in schema.default_values(group, option)]
-        other = others[0] if len(others) == 1 else "NAME"
-        in_file = f"in a file: `override {group}: {other}` in its defaults list"
-        has_it = "has it" if len(others) == 1 else "have it"
-        of_other = f"; {', '.join(others)} {has_it}: type {group}={other} ({in_file})" if others else ""
+        other, has_it = (others[0], "has it") if len(others) == 1 else ("NAME", "have it")
+        is_typed = any(word.lstrip("+").startswith(f"{group}.{key}=") for word in sys.argv)
+        of_file = f"write `override {group}: {other}` in the file's defaults list"
+        how = of_file if typed_words().config_name and not is_typed else f"type {group}={other}"
+        of_other = f"; {', '.join(others)} {has_it}: {how}" if others else ""
         remedy = f"did you mean {group}.{near[0]}?" if near else has + of_other
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking

@@ -22,7 +22,7 @@ from typing import Any, cast, get_type_hints
 from hydra.utils import get_method
 
 from microp.config import schema
-from microp.config.knobs import uses
+from microp.config.knobs import NOT_FOR, uses
 from microp.planner import KNOBS
 from microp.system import CONF, about_sweep, sweep_names
 
@@ -37,16 +37,10 @@ _COUNT = {  # the keys and groups of a run that count for another command; where
     "order": (*_ALL, *_ORDER, "profile"),
 }
 _TRAINING = {f"optimizer.{key}" for key in ("weight_decay", "decay", "warmup_steps", "betas")}  # take no other time
-_SILENT = {  # options and keys of these groups that change nothing another command prints
-    "profile": {"device=emulated", "device=estimate", "device.memory_gib", "device.speed", *_TRAINING},
-    "plan": {
-        "device.speed",
-        "comms.timeout_s",
-        "sync.all_reduce",
-        "sync.bucket_mb",
-        "sync.first_bucket_mb",
-        *_TRAINING,
-    },
+_SILENT = {  # options and keys that another command takes, as its runs have them, and that change nothing it prints
+    "profile": {"device=emulated", "device=estimate", *_TRAINING},
+    "order": {"costs.reduction"},
+    "plan": {"comms.timeout_s", "sync.all_reduce", "sync.bucket_mb", "sync.first_bucket_mb", *_TRAINING},
 }
 
 
@@ -72,6 +66,7 @@ def key_page(of: str) -> str:
     hints, texts, lines = get_type_hints(kind), lines_of_keys(kind), list[str]()
     values = {key: value for file in _FILES[of] for key, value in schema.values_of(file).items() if key in hints}
     count = _COUNT.get(of, (*base, *options))
+    left_out = {*NOT_FOR.get(of, ()), *_SILENT.get(of, ())}
     for key in sorted(
         values.keys() - base.keys(), key=lambda key: (isinstance(values[key], dict), key == "costs", key)
     ):
@@ -80,14 +75,15 @@ def key_page(of: str) -> str:
                 typed, before = ",".join(map(str, values[key][name] or ())), "schedule." * (name in KNOBS)
                 lines += _entry(f"{before}{name}={typed if len(typed) < WIDEST else ''}", helped)
         elif isinstance(values[key], dict):
-            lines += ["", *_keys(f"{key}.", values[key], lines_of_keys(hints[key]))]
+            own = {name: value for name, value in values[key].items() if f"{key}.{name}" not in left_out}
+            lines += ["", *_keys(f"{key}.", own, lines_of_keys(hints[key]))]
         else:
             lines += _keys("", {key: values[key]}, texts)
     lines += [""] if lines else []
     lines += _keys("", {key: (base | values)[key] for key in base if key in hints and key in count}, texts)
     for group, option in options.items():
         if group in count:
-            lines += ["", f"{group}={option}", *_group(group, _SILENT.get(of, ()))]
+            lines += ["", f"{group}={option}", *_group(group, left_out)]
     return "\n".join(lines)
 
 

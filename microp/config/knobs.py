@@ -24,8 +24,14 @@ from microp.system import flatten, override
 
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
 _NOT_FOR_A_PRICE = ["dry_run", "fail_fast", "parallel"]
-_NOT_FOR_A_PLAN = [*_NOT_FOR_A_PRICE, "steps", "warmup_steps", "learning_rate", "seed", "repeat", "again", "snapshot"]
-_NOT_FOR_A_PLAN += ["activation_limit", "launch", "device.speed"]
+_OF_STEPS = [*_NOT_FOR_A_PRICE, "steps", "warmup_steps", "learning_rate", "repeat", "again", "snapshot", "launch"]
+_OF_ORDERS = ["ranks", "chunks", "replicas", "schedule", "partition", "checkpointing", "sync"]
+NOT_FOR = {  # another command -> the keys and groups of a run that it does not use
+    "plan": [*_OF_STEPS, "seed", "activation_limit", "device.speed"],
+    "profile": [*_OF_STEPS, *_OF_ORDERS, "seed", "activation_limit", "device.memory_gib", "device.speed"],
+    "order": [*_NOT_FOR_A_PRICE, "device.reduce_ms", "device.optimizer_ms"],
+    "price": _NOT_FOR_A_PRICE,
+}
 _PROFILED = {*TIMES, "per"} - {"reduce_ms"}  # the knobs of an emulated device that its profile has
 
 
@@ -103,12 +109,12 @@ def unused(config: schema.Config) -> dict[str, Unused]:
     if isinstance(config, schema.PlanConfig):
         order, policy = schema.default_values("schedule", "zb_h1"), schema.default_settings("checkpointing", "segments")
         result = _rules(run_of(config, ranks=2, replicas=2, schedule=order, checkpointing=policy))
-        result |= dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
-        return result
+        return result | dict.fromkeys(NOT_FOR["plan"], Unused("a plan", "leave it out"))
     result = _rules(config)
-    if isinstance(config, schema.SimulateConfig | schema.ProfileConfig):
-        what = "a profile" if isinstance(config, schema.ProfileConfig) else "a price"
-        result |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
+    kinds = {schema.ProfileConfig: "profile", schema.OrderConfig: "order", schema.SimulateConfig: "price"}
+    if what := kinds.get(type(config)):
+        by = "an order" if what == "order" else f"a {what}"
+        result |= {key: Unused(by, "leave it out") for key in NOT_FOR[what] if _is_ours(config, key)}
     if (
         isinstance(config, schema.SimulateConfig)
         and not config.device.is_emulated

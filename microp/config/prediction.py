@@ -255,8 +255,10 @@ def lacks_profile(config: Config, job: Job) -> str | None:
 def predict(config: Config, job: Job) -> profiling.Forecast:
     """Return what is known of a run before it starts."""
     forecast = _forecast(config, job)._replace(at_peak_ms=_at_peak_ms(config, job))
-    if job.device.is_emulated:  # it computes with this model, however small, and not with the profile's
-        return forecast._replace(peak_memory_mib=_peaks(job))
+    if job.device.is_emulated:  # it computes with this model, which may stand in for the profile's
+        profile = read_profile(Path(config.profile)) if config.profile else None
+        other = None if profile is None else profiling.model_problem(profile, config.model, config.computing)
+        return forecast._replace(peak_memory_mib=None if other else _peaks(job), stand_in=other)
     if job.engines[0] == profiling.TORCH:  # torch's runtime keeps other tensors
         return forecast._replace(peak_memory_mib=None)
     return forecast if forecast.peak_memory_mib else forecast._replace(peak_memory_mib=_peaks(job))

@@ -18,10 +18,10 @@ from typing import Any
 
 from microp.comms import Comms
 from microp.job import Job
-from microp.labs.typed import ALONE, ON_RANKS, say, typed_job
+from microp.labs.typed import ALONE, ON_RANKS, about_cores, say, typed_job
 from microp.settings import BucketSettings
 from microp.system import MIB, run_command
-from microp.terminal import err, out
+from microp.terminal import console, out
 from microp.worker import Trainer, launch_ranks
 
 WARMUP = 3
@@ -50,9 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
     job = typed_job("ddp", __doc__, arguments, *words, fixed=[*ALONE, "sync=ddp"], takes=["replicas", *ON_RANKS])
     with (
         tempfile.TemporaryDirectory() as folder,
-        err.status(f"{job.replicas} replicas start and run {WARMUP + 1} steps"),
+        console.status(f"{job.replicas} replicas start and run {WARMUP + 1} steps"),
     ):
-        seen = launch_ranks(job, Path(folder), entry)[0]
+        ranks = launch_ranks(job, Path(folder), entry)
+    seen = ranks[0]
     hooks, sums, row = seen["hooks"], seen["sums"], seen["row"]
     backward = row["last_end_ns"]
     begin, end = hooks[0][1], max(backward, *(end for _, end in sums))
@@ -79,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
     say(f"Bucket 0 is full at {first:g} MiB (sync.first_bucket_mb), so that sums start early; others at {other:g} MiB.")
     say(f"The sums took {took:.1f} ms; after the backward rank 0 waited {waited:.1f} ms.")
     hidden = max(0, 1 - waited / took) if took else 1
-    say(f"So {hidden:.0%} of their time was hidden. {_judged(waited, took, len(sums))}")
+    share = max((rank["row"]["queued_ms"] or 0) / rank["row"]["step_ms"] for rank in ranks.values())
+    say(f"So {hidden:.0%} of their time was hidden. {_judged(waited, took, len(sums))}{about_cores(share)}")
     return [label for label, _ in hooks]
 
 
@@ -88,8 +90,8 @@ def _judged(waited: float, took: float, buckets: int) -> str:
     if waited <= 1.5 * took / buckets:
         return "That is good: at most the last bucket, whose sum starts as the backward ends, should be waited for."
     return (
-        f"At best all but the last of {buckets} buckets is: smaller ones (sync.bucket_mb=1) leave earlier. Sums also "
-        "need cores beside those of the backwards."
+        f"That is not good: at best all but the last of {buckets} buckets is: smaller ones (sync.bucket_mb=1) "
+        "leave earlier. Sums also need cores beside those of the backwards."
     )
 
 

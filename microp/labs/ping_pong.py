@@ -24,9 +24,9 @@ import torch
 from microp.comms import Comms, Message, init_process_group
 from microp.config import job_of
 from microp.job import Job
-from microp.labs.typed import flags_of, parser_of, say
-from microp.system import MIB, is_joined, run_command
-from microp.terminal import err
+from microp.labs.typed import about_cores, flags_of, parser_of, say
+from microp.system import MIB, is_joined, queued_ns, run_command
+from microp.terminal import console
 from microp.worker import launch_ranks
 
 SIZES = [2**power for power in range(10, 25, 2)]  # bytes
@@ -54,10 +54,13 @@ def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | 
     neighbours = " and ".join(f"{side} rank {rank}" for side, rank in around.items() if rank is not None)
     who = "; ".join(comms.all_gather(f"rank {comms.rank} is process {os.getpid()}, {neighbours}"))
     mean = comms.all_reduce_mean(torch.tensor([float(comms.rank)])).item()
+    began, queued = time.perf_counter_ns(), queued_ns()
     tcp = [there_and_back(comms, nbytes) for nbytes in SIZES]
     comms.expect([Message(0, 1, 0, SIZES[-1], 0), Message(1, 0, 0, SIZES[-1], 0)])
     there_and_back(comms, SIZES[0])  # the first waits last longer: how they wait adapts to the machine
     shm = [there_and_back(comms, nbytes) for nbytes in SIZES]
+    share = (queued_ns(queued) or 0) / (time.perf_counter_ns() - began)
+    most = comms.all_reduce(torch.tensor([share]), "max").item()
     text = f"world of {comms.world_size}: {who}\nall-reduce: now every rank has the mean of their numbers, {mean:g}\n\n"
     text += "      KiB   gloo µs    MiB/s    shared memory µs    MiB/s\n"
     for nbytes, slow, fast in zip(SIZES, tcp, shm, strict=True):
@@ -67,7 +70,7 @@ def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | 
     text += (
         "The rate falls again where a message is too large for the processor's caches, or other work needs the cores."
     )
-    return text if comms.rank == 0 else ""
+    return text + about_cores(most) if comms.rank == 0 else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = play(None, comms)
         comms.close()
     else:
-        with tempfile.TemporaryDirectory() as folder, err.status("two processes start and play"):
+        with tempfile.TemporaryDirectory() as folder, console.status("two processes start and play"):
             text = launch_ranks(job_of("ranks=2"), Path(folder), play)[0]
     if text:
         say(text)

@@ -19,7 +19,7 @@ from microp.records import MOSTLY_WORK, OVER_NOMINAL, disturbances, read_spans, 
 from microp.settings import EmulatedSettings
 from microp.simulator import nominal_costs
 from microp.system import MIB, size_text
-from microp.terminal import console, counted, err, out
+from microp.terminal import console, counted, out
 from microp.trace import bubble_fraction, busy, makespan, timeline
 from microp.worker import launch_ranks
 
@@ -51,7 +51,7 @@ def show(lab: str, text: str | None, lesson: str, arguments: Sequence[str] | Non
     name, count = job.schedule.name, counted(job.steps, "step")
     with (
         tempfile.TemporaryDirectory() as folder,
-        err.status(f"{name}: {job.ranks} processes start, and {count} after the warm-up will be measured"),
+        console.status(f"{name}: {job.ranks} processes start, and {count} after the warm-up will be measured"),
     ):
         launch_ranks(job, Path(folder))
         spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")

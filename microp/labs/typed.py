@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from microp.config import ConfigError, job_of
 from microp.job import Job
+from microp.records import FEW_QUEUED
 from microp.system import CommandParser
 from microp.terminal import out
 
@@ -41,7 +42,10 @@ def typed_job(
     parser = parser_of(lab, text)
     about = f"of {', '.join(takes)}, as after microp; without: {' '.join(given)}"
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help=about)
-    words = parser.parse_args(arguments).words
+    options, flags = parser.parse_known_args(arguments)
+    if flags:
+        parser.error(f"{flags[0]}: a key is typed without --, as {flags[0].lstrip('-')}=VALUE")
+    words = options.words
     keys = {_key(word): word for word in fixed}
     for word in words:
         key, _, value = word.partition("=")
@@ -84,6 +88,13 @@ def say(text: str) -> None:
     """Print lines; those that are wider than the terminal are wrapped between words."""
     for line in text.split("\n"):
         print(_fitted(line, out.width))
+
+
+def about_cores(share: float) -> str:
+    """Return a line that a rank had no core for this share of its time, if that is too large; else nothing."""
+    if share <= FEW_QUEUED:
+        return ""
+    return f"\nDisturbed: a rank had no core for {share:.0%} of the time, as other work took them. Run it again."
 
 
 def bar(start: str, value: float, most: float, end: str = "") -> str:

@@ -41,6 +41,7 @@ class Forecast(NamedTuple):
     bubble: float | None  # idle over total time of the ranks, from the first start to the last end
     peak_memory_mib: list[float] | None  # each rank's peak of live tensors
     source: str  # where the times come from
+    stand_in: str | None = None  # how the model that ran differs from the profile's, whose times the actions last
     at_peak_ms: float | None = None  # of the operations of a step if each rank reached the profile's peak, no bubble
 
 

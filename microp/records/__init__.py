@@ -9,6 +9,7 @@ A rank imports it, so it imports neither pandas nor wandb.
 
 from microp.records.disturbance import (
     DISTURBANCES,
+    FEW_QUEUED,
     MOSTLY_WORK,
     OVER_NOMINAL,
     Disturbance,

@@ -36,6 +36,7 @@ from microp.simulator import Costs, closed_forms, nominal_costs, nominal_optimiz
 from microp.trace import KINDS, StepClock, account, early_receive, ends_at, exposed, idle_fraction, makespan, reductions
 
 HOSTS = "hosts.json"
+_KNOWN = ("step_ms", "bubble", "peak_memory_mib", "at_peak_ms", "stand_in")  # before the run
 Step = list[Row]  # the rows of one step, rank by rank
 
 
@@ -82,10 +83,11 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
             "measured": median(mean(map(_bubble, by_replica(job, step))) for step in steps) if steps else None,
             "closed_form": None if form is None else float(form),
         },
-        "predicted": {key: known.get(key) for key in ("step_ms", "bubble", "peak_memory_mib", "at_peak_ms")},
+        "predicted": {key: known.get(key) for key in _KNOWN},
         "replayed": replayed.numbers,
         "reduction": _reduction(job, steps, replayed),
         **{peak: _per_rank(job, memory, peak) for peak in PEAKS},
+        **(dict.fromkeys(set(PEAKS) - {"in_flight_peak"}) if known.get("stand_in") else {}),  # its memory is its own
         "utilisation": _utilisation(job, steps, memory),
         "time_ms": _time(job, steps, attempt),
         "actions": len(steps) * job.replicas * sum(map(len, job.schedule.ranks)),

@@ -222,8 +222,8 @@ def check_pairs(costs: Costs) -> Costs:
         forward, backward = costs.forward[stage], costs.full_backward(stage)
         if not max(forward, backward) <= pair <= forward + backward:
             raise ValueError(
-                f"a pair of stage {stage} takes {pair:g}: give costs.pair, or device.pair_ms, so that it takes from "
-                f"{max(forward, backward):g}, its longer action, to {forward + backward:g}, both"
+                f"a pair of stage {stage} takes {float(pair):g}: give costs.pair, or device.pair_ms, so that it takes "
+                f"from {float(max(forward, backward)):g}, its longer action, to {float(forward + backward):g}, both"
             )
     return costs
 

@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console
 from rich.text import Text
@@ -52,6 +53,14 @@ def _lines(text: str) -> str:
     if not (err.is_terminal or os.environ.get("COLUMNS")):
         return text
     return textwrap.fill(text, err.width, break_long_words=False, break_on_hyphens=False)
+
+
+def status(text: str) -> AbstractContextManager[object]:
+    """Return a context in which a spinner says what is awaited; without a terminal the text is printed once."""
+    if err.is_terminal:
+        return err.status(text)
+    note(text)
+    return nullcontext()
 
 
 def note(text: str) -> None:

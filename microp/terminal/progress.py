@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -88,6 +89,7 @@ class Board:
 
     def __init__(self) -> None:
         self.is_open = False
+        self._place: Any = None  # in a notebook without ipywidgets: where its text is
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -108,6 +110,10 @@ class Board:
         self._show_sweep()
         if err.is_terminal or (err.is_jupyter and find_spec("ipywidgets")):  # without them rich warns at each step
             self._progress.start()
+        elif err.is_jupyter:
+            from IPython.display import display  # there, as a notebook runs this
+
+            self._place = display({"text/plain": ""}, raw=True, display_id=True)
 
     def _show_sweep(self, share: float = 0.0) -> None:
         """Show the points that have ended, and a share of the one that runs."""
@@ -140,6 +146,7 @@ class Board:
                 new = file.read()
                 place, done = place + len(new), done + new.count(b"\n")
             self._progress.update(task, completed=done, done=f"{done}/{steps} steps")
+            self._say(f"{label}: {done}/{steps} steps")
             self._show_sweep(done / steps)
 
         try:
@@ -152,10 +159,15 @@ class Board:
             if not err.is_terminal:
                 err.print(label, soft_wrap=True)
 
+    def _say(self, text: str) -> None:
+        if self._place is not None:
+            self._place.update({"text/plain": text}, raw=True)
+
     def close(self) -> None:
         """Remove the bars."""
         if not self.is_open:
             return
+        self._say("")
         if self._progress.live.is_started:
             self._progress.stop()
         self._progress.remove_task(self._sweep)

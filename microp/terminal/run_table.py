@@ -63,6 +63,8 @@ def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
             if min(works) > MOSTLY_WORK:  # in each of them
                 remedy = "the real work takes longer than it was told: use longer times, or a smaller model"
         paragraph(f"disturbed: {which} ({', '.join(kinds.values())}); {remedy}.", style=CAUTION)
+    if others := {other for row in rows if (other := (row.summary.get("predicted") or {}).get("stand_in"))}:
+        paragraph(f"No peak MiB where a small model stood in for the profile's ({min(others)}); its loss is its own.")
     for sentence in (*results.verdicts(rows), *results.one_process(rows)):
         paragraph(sentence, style="")
     for row in rows:
@@ -153,8 +155,6 @@ def _about_formula(rows: Sequence[results.PointRow]) -> str:
 
 
 def _peaks(row: results.PointRow) -> str | None:
-    if row.config["profile"] and row.summary["device"] == "emulated":
-        return None  # of the small model that stands in for the profile's
     peaks = row.summary["peak_memory_mib"] or ()
     if len(peaks) > LISTED_RANKS:
         return extremes(peaks, ".1f")

@@ -58,7 +58,12 @@ def test_a_run_of_a_plan_for_another_machine_shows_no_memory_of_the_small_model_
     made = write_profile(tmp_path, profile(MlpSettings("mlp", 4, 256, "float32")))
     words = [f"device={made}", "model.layers=4", "batch_size=8"]
     run = ran(*words, "steps=1", "warmup_steps=0", folder=tmp_path)
-    assert "MiB" not in run.stdout
+    assert run.stdout.count("MiB") == 1
+    assert "No peak MiB where a small model stood in" in run.stdout
+    [summary] = (tmp_path / "outputs" / "runs").glob("*/attempt-1/summary.json")
+    found = read(summary)
+    assert (found["peak_memory_mib"], found["predicted"]["peak_memory_mib"]) == (None, None)
+    assert found["in_flight_peak"] == [4, 4]
     words += ["ranks=2", "schedule=gpipe", "chunks=4"]
     priced = ran(*words, "output=json", folder=tmp_path, program="microp.simulate")
     ran(*words, "partition=uniform", "checkpointing=never", folder=tmp_path, program="microp.plan")

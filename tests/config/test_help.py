@@ -39,7 +39,10 @@ NOT_ON = {  # command -> keys that do not count for it; a plan searches some of 
         *("steps", "ranks", "schedule.drain", "checkpointing.segments", "sync.bucket_mb", "device.memory_gib"),
         *(*NOMINAL, *TRAINING),
     ],
-    "order": ["steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas", "comms", "optimizer"],
+    "order": [
+        *("steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas", "comms", "optimizer"),
+        *("costs.reduction", "device.reduce_ms", "device.optimizer_ms"),
+    ],
 }
 
 

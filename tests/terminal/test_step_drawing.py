@@ -1,7 +1,9 @@
 """The step that a single run ends with: drawn if it is whole and small."""
 
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -86,6 +88,23 @@ def test_only_new_rows_are_read(tmp_path, monkeypatch):
     board.close()
     assert seen[-1] == 9
     assert max(each for each in seen[:-1] if each is not None) == 5
+
+
+def test_a_notebook_without_widgets_shows_the_steps_as_text(tmp_path, monkeypatch):
+    shown = []
+    place = SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
+    fake = SimpleNamespace(display=lambda *_, **__: place)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=fake))
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    monkeypatch.setattr(console.err, "is_jupyter", True)
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
+    board, rows = Board(), tmp_path / "steps.rank0.jsonl"
+    rows.write_text("{}\n" * 3)
+    board.open([10])
+    with board.point("run", 10, rows):
+        until(lambda: "run: 3/10 steps" in shown)
+    board.close()
+    assert shown[-1] == ""
 
 
 def test_a_point_weighs_its_steps_in_the_bar_of_a_sweep(tmp_path):
