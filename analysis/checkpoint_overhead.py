@@ -181,13 +181,14 @@ def _misses(table: pd.DataFrame, simulated: str) -> str:
 
 def memory(runs: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the peak activations on the worst rank against M, with the memory law."""
-    table = laws(runs, POINT)
+    used = runs[runs["peak_activation_mib"].notna()]
+    table = laws(used, POINT)
     if table.empty:
         return None
+    table = table.merge(over_launches(used, POINT, []), on=POINT)
     worst = table.loc[table.groupby(POINT, sort=True)["activation_mib"].idxmax()]
-    for part in (".low", ".high"):
-        worst[f"activation_mib{part}"] = worst["activation_mib"]
-    worst["activation_mib.wide"] = False
+    ends = dict.fromkeys(("activation_mib.low", "activation_mib.high"), worst["activation_mib"])
+    worst = worst.assign(**ends, **{"activation_mib.wide": False})
     key = looks.dotted("closed form: GPipe's memory law, in the same colour")
     figure = _panels(worst, "activation_mib", "counted", "peak activations of a rank, MiB", [key])
     for axis, (_, _, own) in zip(figure.axes, _split(worst), strict=True):
@@ -200,7 +201,6 @@ def memory(runs: pd.DataFrame) -> Exhibit | None:
         f"{percent(table['counted error'].abs().max())}; with g equal segments, (a - b)/g, it is "
         f"{percent(table['law error'].abs().max())}."
     )
-    used = runs[runs["peak_activation_mib"].notna()]
     return Exhibit("checkpoint-overhead-memory", "The saving of recomputation", text, figure, table, used)
 
 

@@ -111,7 +111,7 @@ def figure(table: pd.DataFrame) -> Any:
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table with readable column names: times in ms, and ratios with their intervals."""
-    result = table[[*POINT, "launches"]].rename(columns={"config.model.dim": "dim"})
+    result = table[[*POINT, "launches", "disturbed"]].rename(columns={"config.model.dim": "dim"})
     for column in TIMES:
         result[f"{column.split('.')[2]} ms"] = table[column]
     for column, name in RATIOS.items():

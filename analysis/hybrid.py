@@ -107,6 +107,7 @@ def timelines(runs: pd.DataFrame) -> Exhibit | None:
         for each in own
     ]
     table = pd.DataFrame(lines, columns=["schedule", "rank", "stage", "from_ms", "to_ms"])
+    table = table.merge(shown[["schedule", "disturbed"]], on="schedule")
     text = (
         f"A measured step of the first replica, M = {chunks}. Below the actions of a rank: the sum of a "
         f"stage's gradients over the replicas ({middle:g} ms). It starts after the stage's last weight "

@@ -27,7 +27,7 @@ from matplotlib.path import Path
 from analysis import fitting, looks, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, counted, kind_of, nominal_of, percent
-from analysis.varied import differing, group_of, say, varying
+from analysis.varied import differing, group_of, say
 from analysis.words import TIME, doubts, listed, sentences
 from microp.records import read_traced_step
 from microp.results import is_missing, records
@@ -41,8 +41,9 @@ AROUND = 0.7  # inches of a panel above and below its bars, without its title
 SEEN = 0.003  # of a bar: what is shorter cannot be seen, and is neither drawn nor in the legend
 WHERE = ["device", "model", "ranks"]
 SETTING = ["chunks", "batch_size", "checkpointing", "place"]
-IN_EVERY_TITLE = ("chunks", "ranks", "device.name", "model.name", "checkpointing.name")
-HOW_LONG = ("config.steps", "config.warmup_steps")  # a configuration was measured
+AGAIN = "checkpointing.name"
+IN_EVERY_TITLE = ("chunks", "ranks", "device.name", "model.name")
+HOW_LONG = ("steps", "warmup_steps")  # a configuration was measured
 OUTLIER = 1.5  # of the median step of its run: a drawn step that took longer is named
 LINES = 6  # of a panel's title
 LINE = 0.17  # inches
@@ -66,10 +67,9 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
     found, room = _panels(runs), plot.WIDTH - _beside() - 0.3  # of a title, which begins where the bars do
     heights = [AROUND + LINE + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP) for own in found]
     panels = found[: max(1, int(np.searchsorted(np.cumsum(heights), PAGE)))]
-    titles = [fitting.wrapped(title, room, LINES) for title in _titles(panels)]
+    titles = [fitting.wrapped(title, room, LINES) for title in _titles(panels, found)]
     heights = [height + LINE * title.count("\n") for height, title in zip(heights, titles, strict=False)]
-    layout = {"gridspec_kw": {"height_ratios": heights}}
-    figure, axes = plot.sheet(len(panels), 1, sum(heights) / len(heights), **layout)
+    figure, axes = plot.sheet(len(panels), 1, sum(heights) / len(heights), gridspec_kw={"height_ratios": heights})
     most = pd.DataFrame([shares.max(axis=1) for own in panels for row in records(own) for shares in [_shares(row)]])
     shown = [kind for kind in LOOKS if most[kind].max() >= SEEN]
     for axis, wrapped, own in zip(axes[:, 0], titles, panels, strict=True):
@@ -114,9 +114,10 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     figure, used = sheet(panels, sums=sums, row=row, width=plot.WIDTH), own[own["schedule"].isin(order)]
     noisy = ", ".join(schedule for schedule in order if rows[schedule]["disturbed"])
     left_out = [schedule for schedule in looks.in_order(own["schedule"]) if schedule not in order]
+    title = _titles([own], configurations)[0]
     text = (
         f"The last measured step of {len(panels)} schedules, one launch each, one above the other on one time axis: "
-        f"{_titles([own])[0]}.{f' Left out: {listed(left_out)}.' if left_out else ''} python -m analysis.timeline RUN "
+        f"{title}.{f' Left out: {listed(left_out)}.' if left_out else ''} python -m analysis.timeline RUN "
         f"RUN draws any runs so.{noisy and f' Disturbed: {noisy}.'}{_outliers(used)}"
     )
     return [Exhibit("schedule-timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
@@ -167,14 +168,10 @@ def _panels(runs: pd.DataFrame) -> list[pd.DataFrame]:
     others = [key for key in keys if group_of(key) != "schedule"]
     own_keys = [key for key in keys if group_of(key) == "schedule" and key != "schedule.name"]
     by = list(dict.fromkeys([*WHERE, *SETTING, *(f"config.{key}" for key in others)]))
-    placed, seen = [], dict.fromkeys(runs[WHERE].itertuples(index=False, name=None), 0)
     found = [own for _, own in runs.groupby([runs[column].map(str) for column in by], sort=True)]
-    for own in sorted(found, key=_order):
-        first = own.iloc[0]
-        where = tuple(first[WHERE])
-        placed.append((seen[where], own.assign(bar=_bars(own, own_keys))))
-        seen[where] += 1
-    return [panel for _, panel in sorted(placed, key=lambda each: each[0])]
+    found = [own.assign(bar=_bars(own, own_keys)) for own in sorted(found, key=_order)]
+    where = [tuple(own[WHERE].iloc[0]) for own in found]
+    return [found[at] for at in sorted(range(len(found)), key=lambda at: where[:at].count(where[at]))]
 
 
 def _order(rows: pd.DataFrame) -> tuple[int, bool, float]:
@@ -183,18 +180,22 @@ def _order(rows: pd.DataFrame) -> tuple[int, bool, float]:
     return -rows["schedule"].nunique(), first["checkpointing"] != "never", far
 
 
-def _titles(panels: Sequence[pd.DataFrame]) -> list[str]:
-    """Return the name of each configuration: the usual figures, and what else tells it from the others."""
-    rows = pd.DataFrame([own.iloc[0] for own in panels]).drop(columns=[*HOW_LONG], errors="ignore")
-    keys = varying(rows.drop(columns=[column for column in rows if str(column).startswith("config.schedule")]))
-    titles = []
-    for row in records(rows):
-        again = "" if row["checkpointing"] == "never" else f", recomputation: {row['checkpointing']}"
-        told = {key: row[f"config.{key}"] for key in keys if key not in IN_EVERY_TITLE}
-        named = [say(key.removesuffix(".name"), value) for key, value in told.items() if not is_missing(value)]
-        named += [] if row["place"] == "equal" else [f"layers {row['place']}"]
-        more = "".join(f", {name}" for name in named)
-        titles.append(f"{row['device']}, {row['model']}, K = {row['ranks']}, M = {row['chunks']}{again}{more}")
+def _titles(panels: Sequence[pd.DataFrame], configurations: Sequence[pd.DataFrame]) -> list[str]:
+    """Return the name of each panel: the usual figures, and the few keys that tell it from all other configurations."""
+    rows = pd.DataFrame([own.iloc[0] for own in configurations])
+    keys = [key for key in differing(rows) if group_of(key) != "schedule" and key not in IN_EVERY_TITLE]
+    titles, texts = [], rows[[f"config.{key}" for key in keys]].map(str).set_axis(keys, axis=1)
+    for row, mine in ((rows.loc[own.index[0]], texts.loc[own.index[0]]) for own in panels):
+        usual = [*WHERE, "chunks", "place", *["checkpointing"] * (row["checkpointing"] != "never")]
+        others, told = texts[(rows[usual] == row[usual]).all(axis=1)] != mine, [AGAIN] * ("checkpointing" in usual)
+        for part in ({"batch_size", "model.dim"}, {*keys} - {*HOW_LONG}, {*keys}):
+            while (left := others[[key for key in keys if key in part]]).any(axis=None):
+                told.append(left.sum().idxmax())  # which tells it from most of those that are left
+                others = others[~others[told[-1]]]
+        values = {key.removesuffix(".name"): row.get(f"config.{key}") for key in sorted(told, key=[AGAIN, *keys].index)}
+        named = [f", {say(key, value)}" for key, value in values.items() if not is_missing(value)]
+        named += [] if row["place"] == "equal" else [f", layers {row['place']}"]
+        titles.append(f"{row['device']}, {row['model']}, K = {row['ranks']}, M = {row['chunks']}{''.join(named)}")
     return titles
 
 
@@ -229,8 +230,7 @@ def _draw(axis: Axes, rows: pd.DataFrame, shown: Sequence[str]) -> None:
         for kind in shown:
             spent = np.array(kind_ms(row, kind))
             if spent.any():
-                low, high = at - 0.46 / group, at + 0.46 / group
-                ends = left + spent
+                low, high, ends = at - 0.46 / group, at + 0.46 / group, left + spent
                 corners = [(left, low), (ends, low), (ends, high), (left, high)]
                 bars[kind] += np.transpose(corners, (2, 0, 1)).tolist()
                 left = ends
@@ -250,8 +250,7 @@ def _draw(axis: Axes, rows: pd.DataFrame, shown: Sequence[str]) -> None:
         if own:  # one patch for all bars of a kind, because each patch takes the time of a hatch
             axis.add_artist(PathPatch(Path.make_compound_path_from_polys(np.array(own)), **_look(kind)))
     axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.set_xlim(0, 1.04 * longest)
+    axis.set(xlim=(0, 1.04 * longest), ylim=(len(names) - 0.5, -0.5))
     axis.grid(visible=False)
     axis.tick_params(axis="y", length=0)
 
@@ -280,7 +279,7 @@ def _totals(row: Any) -> Any:
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one row per question and rank, in milliseconds, with all keys in which questions differ."""
     usual = ("schedule", "chunks", "ranks", "device", "model", "checkpointing", "run_id", "disturbed")
-    keys = [key for key in differing(rows) if key not in (*IN_EVERY_TITLE, "schedule.name")]
+    keys = [key for key in differing(rows) if key not in (*IN_EVERY_TITLE, AGAIN, "schedule.name")]
     lines = [
         {
             **{key: row[key] for key in usual},

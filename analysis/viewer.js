@@ -16,6 +16,7 @@
   const NARROW = 480; // a drawing of fewer pixels has its tooltip below it, because it would cover most of the drawing
   const CLICK = 4; // pixels that the pointer may travel in a click
   const BELOW = 80; // pixels that the tooltip may reach below the drawing, over the text there
+  const HINT = matchMedia("(hover: none)").matches ? "Tap an action for its times." : "Point at an action, or focus the drawing and use the arrow keys.";
   let step, from = 0, to = 1, pointed = null, pointer = null; // pointer: where it is, if it points, and not the keyboard
   let last = { panel: 0, action: 0 }, travelled = 0;
 
@@ -30,7 +31,7 @@
       pointed: pointed ? `${step.panels[pointed.panel].name} ${step.actions[pointed.action].name}` : "",
     });
     const place = pointed ?? selected(), note = place?.action === chosen ? "Selected: " : "";
-    told.textContent = place ? note + step.sentence(place) : "Point at an action, or focus the drawing and use the arrow keys.";
+    told.textContent = place ? note + step.sentence(place) : HINT;
     placeTip();
   }
 

@@ -71,13 +71,13 @@ class Step {
   }
 
   sentence({ panel, action }) {
-    const { name, words } = this.actions[action], own = this.panels[panel], other = this.panels[panel > 0 ? panel - 1 : 1];
+    const { name, words } = this.actions[action], own = this.panels[panel], [before, after] = this.panels.slice(-2);
     const long = ({ start, end }) => end[action] - start[action];
     let text = `${name}, ${words}, ${own.name}: from ${this.ms(own.start[action])} to ${this.ms(own.end[action])} ms; `;
     text += `takes ${this.ms(long(own))} ms, after the rank waited ${this.ms(own.wait[action])} ms`;
-    if (other) {
-      const start = this.difference(own.start[action] - other.start[action]), length = this.difference(long(own) - long(other));
-      text += `. Against ${other.name}: start ${start} ms, duration ${length} ms`;
+    if (after) { // the same difference as in the tooltip, whichever of the two is pointed at
+      const start = this.difference(after.start[action] - before.start[action]), length = this.difference(long(after) - long(before));
+      text += `. Difference (${after.name} − ${before.name}): start ${start} ms, duration ${length} ms`;
     }
     return `${text}.`;
   }

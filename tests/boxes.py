@@ -16,8 +16,8 @@ from matplotlib.transforms import Bbox
 
 NEAR = 1.0  # points: texts on one line that are nearer than this read as one
 SLACK = 0.5  # points: what a box may lie on another without any ink being touched
-CARD = 544  # CSS pixels: the least width of a figure on a page (`min-width` in report.css)
-SMALLEST = 10.0  # CSS pixels: the height of a font there that can still be read
+SHARE = 0.6  # of its width that a figure has at least on a page (`min-width` in report.css)
+SMALLEST = 7.5  # CSS pixels: the height of a font there that can still be read on a phone
 WIDEST = 7.0  # inches: the text of a page of a paper
 
 
@@ -67,8 +67,8 @@ def faults_of(figure: Figure, texts: list[Text]) -> Iterator[str]:
     if inches > WIDEST:
         yield f"the figure is {inches:.1f} inches wide, more than {WIDEST:g}"
     for size in sorted({text.get_fontsize() for text in texts}):
-        if size / 72 * CARD / inches < SMALLEST:
-            yield f"text of {size:g} points is {size / 72 * CARD / inches:.1f} pixels high on a phone"
+        if size / 72 * 96 * SHARE < SMALLEST:
+            yield f"text of {size:g} points is {size / 72 * 96 * SHARE:.1f} pixels high on a phone"
 
 
 def _meet(one: Bbox, other: Bbox, point: float) -> bool:

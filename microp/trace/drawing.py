@@ -3,7 +3,7 @@
 ::
 
     measured: 63.0 ms, bubble 0.211
-    rank 0 ▕ 0▏ 1▏        ▕ 0  ▏ 1  ▏         numbers of microbatches, on nearly all actions of an op or on none
+    rank 0 ▕ 0▏ 1▏        ▕ 0  ▏ 1  ▏         numbers of microbatches, where they fit
     rank 1    ▕ 0▏ 0  ▏ 1▏ 1  ▏▁▁▁▁▁          below the actions: a sum over the replicas
            └───────┴───────┴───────┴─ ms
 """
@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from microp.schedule import Op
-from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, Scale, named, shade
+from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, Scale, shade
 from microp.trace.metrics import bubble_fraction, makespan
 from microp.trace.reductions import Reduction, ends_at
 from microp.trace.spans import Span, may_be_slices
@@ -151,10 +151,8 @@ def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction
         bars = [(float(span.start - begin) / unit, float(span.end - span.start) / unit) for span in row]
         colours = [COLOURS[span.op][shade(span.stage, stages)] for span in row]
         axis.broken_barh(bars, (rank - 0.4, 0.8), facecolors=colours, edgecolor="white", linewidth=edge)
-    needed = len(str(max(span.microbatch for span in spans))) + 0.25
-    has_room = [float(span.end - span.start) / float(until) * letters >= needed for span in spans]
-    for span, is_numbered in zip(spans, named([span.op for span in spans], has_room), strict=True):
-        if is_numbered:
+    for span in spans:
+        if float(span.end - span.start) / float(until) * letters >= len(str(span.microbatch)) + 0.25:
             look = {"ha": "center", "va": "center", "fontsize": POINTS, "color": INK[span.op]}
             axis.text(float(span.start + span.end - 2 * begin) / 2 / unit, span.rank, str(span.microbatch), **look)
     ranks = sorted(by_rank)

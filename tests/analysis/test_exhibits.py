@@ -180,6 +180,20 @@ def test_every_key_in_which_runs_differ_is_named(tmp_path):
     assert {"engine.name", "learning_rate", "model.dim", "data.path"} <= set(exhibit.table)
 
 
+def test_a_panel_is_told_from_all_configurations_by_few_keys(tmp_path, monkeypatch):
+    """Also from those that are not drawn: a sweep of other rows, of other policies, and a run of more steps."""
+    size, steps, dim = "config.batch_size", "config.steps", "config.model.dim"
+    rows = [made(tmp_path, name, 4, **{size: 64, steps: 10, dim: 32}) for name in ("gpipe", "1f1b")]
+    rows.append(made(tmp_path, "gpipe", 4, **{size: 16, steps: 20, dim: 8}))
+    rows += [made(tmp_path, "gpipe", 8, checkpointing=each, **{size: 16, steps: 10}) for each in ("never", "always")]
+    rows += [made(tmp_path, "gpipe", 16, **{size: 16, steps: number}) for number in (10, 20)]
+    told = ["4, batch_size=64", "4, batch_size=16", "8, checkpointing=never", "8, checkpointing=always"]
+    titles = [f"emulated, mlp, K = 2, M = {each}" for each in (*told, "16, steps=10", "16, steps=20")]
+    assert set(drawn(rows)[0]) == {*titles}
+    monkeypatch.setattr(rank_time, "PAGE", 1)
+    assert list(drawn(rows)[0]) == titles[:1]
+
+
 def test_of_more_configurations_than_have_room_the_caption_says_so(tmp_path):
     """A figure is at most a page high."""
     panels, exhibit = drawn([made(tmp_path, "gpipe", chunks) for chunks in range(1, 15)])

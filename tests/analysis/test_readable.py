@@ -32,6 +32,7 @@ def test_every_figure_can_be_read(experiment, folder, whole):
         kinds = pd.DataFrame(few).groupby(case.keys[0], dropna=False).head(1).index
         drawn += [case.draw(Made(few)), *(case.draw(Made([few[index]])) for index in kinds)]
     assert [unreadable(each.exhibits) for each in drawn] == [[]] * len(drawn)
+    assert [made.stem for each in drawn for made in each.exhibits if "disturbed" not in made.table] == []
 
 
 LONG = "a_schedule_whose_name_is_far_longer_than_a_panel_of_a_figure"

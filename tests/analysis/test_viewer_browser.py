@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from boxes import CARD
 from browser import Viewer, chromium
 from drawn import equal
 from made_up import run
@@ -115,6 +114,9 @@ def test_the_tooltip_is_beside_the_action_and_has_both_times_and_their_differenc
     half = (x - earlier) / 2.5 * 4  # of the replayed action, in pixels: their middles are 2.5 ms apart
     assert 0 < box["y"] - y < 30
     assert box["x"] + box["width"] == pytest.approx(earlier - half - 10, abs=1)  # right of both is no room
+    for panel in (0, 1):  # the sentence has the same differences
+        viewer.hover(panel, "0B3")
+        assert viewer.told.text_content().endswith(" (measured − replayed): start +2.000 ms, duration +1.000 ms.")
     viewer.page.mouse.move(5, 5)
     assert viewer.tip.is_hidden()
 
@@ -187,7 +189,7 @@ def test_arrows_go_from_action_to_action_and_enter_selects(viewer):
     assert viewer.tip.is_visible()
     assert viewer.told.text_content() == (
         "1F0, forward of stage 1, microbatch 0, rank 1, measured: from 4.000 to 8.000 ms; takes 4.000 ms, "
-        "after the rank waited 4.000 ms. Against replayed: start 0.000 ms, duration 0.000 ms."
+        "after the rank waited 4.000 ms. Difference (measured − replayed): start 0.000 ms, duration 0.000 ms."
     )
     viewer.keyboard.press("Enter")
     viewer.keyboard.press("ArrowRight")
@@ -200,6 +202,7 @@ def test_a_phone_scrolls_pans_pinches_and_taps(opened):
     viewer = opened(PHONE)
     viewer.show("aaaa")
     viewer.keyboard.press("Tab")
+    assert viewer.told.text_content() == "Tap an action for its times."
     page, whole = viewer.page, viewer.range
     viewer.canvas.scroll_into_view_if_needed()
     assert page.evaluate("document.documentElement.scrollWidth") == 390
@@ -245,6 +248,8 @@ def test_the_whole_page_fits_a_phone(opened, outputs, scheme, capsys):
         details.evaluate("summary => { summary.parentElement.open = true; }")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator("#viewer canvas").is_visible()
-    assert min(picture.bounding_box()["width"] for picture in page.locator(".card img").all()) >= CARD
+    for box in (picture.bounding_box() for picture in page.locator(".card img").all()):
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390  # nothing of a figure has to be scrolled to
     time = page.locator("#own-sweeps ~ figure th", has_text="step_ms.median").first.bounding_box()
     assert time["x"] + time["width"] < 390  # the first result of a sweep is seen without scrolling

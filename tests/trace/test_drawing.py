@@ -12,7 +12,7 @@ from drawn import equal, random_schedule
 from microp.schedule import remote_links
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
 from microp.simulator import Costs, for_stages, simulate
-from microp.trace import MILLISECONDS, UNITS, figure, perfetto
+from microp.trace import MILLISECONDS, UNITS, figure, perfetto, sheet
 
 
 def test_the_same_spans_give_the_same_bytes(tmp_path):
@@ -21,6 +21,15 @@ def test_the_same_spans_give_the_same_bytes(tmp_path):
     second = figure({"replayed": spans, "measured": spans}, "a title", tmp_path / "two")
     assert [file.suffix for file in first] == [".svg", ".pdf", ".png"]
     assert [file.read_bytes() for file in first[:2]] == [file.read_bytes() for file in second[:2]]
+
+
+def test_every_action_that_is_wide_enough_has_its_number_in_each_panel_alike():
+    even = simulate(gpipe(2, 4), equal(2, 4, 8))
+    narrow = [span for span in even if (span.op, span.stage, span.microbatch) == ("F", 1, 2)]
+    noisy = [span._replace(end=span.start + Fraction(1, 9)) if span in narrow else span for span in even]
+    drawn = sheet({"replayed": even, "measured": noisy}, UNITS)
+    above, below = ([text.get_text() for text in axis.texts] for axis in drawn.axes)
+    assert (len(above), sorted([*below, "2"])) == (16, sorted(above))
 
 
 # --- as a trace for ui.perfetto.dev --------------------------------------------------------------
