@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from analysis import fitting
 from analysis.looks import COMPUTED, FRONT, THIN, TOO_WIDE, Look, in_order, looks
-from analysis.words import ALIKE, TIME, is_faster
+from analysis.words import TIME, undecided
+from microp.results import ALIKE
 
 Numbers = NDArray[np.floating[Any]]
 STYLE: dict[str, Any] = {
@@ -274,7 +275,7 @@ def on_front(table: pd.DataFrame, by: Sequence[str], x: str, runs: pd.DataFrame,
         best = None
         for at, row in own.iterrows() if len(own) > 1 else ():
             of = launches[tuple(row[point])]
-            if best is None or (ALIKE * row[TIME] < best[TIME] and is_faster(of, launches[tuple(best[point])])):
+            if best is None or (ALIKE * row[TIME] < best[TIME] and not undecided(of, launches[tuple(best[point])])):
                 best = row
                 front.append(at)
     return pd.Series(table.index.isin(front), table.index)
