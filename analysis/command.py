@@ -109,7 +109,7 @@ def read_report(parser: CommandParser, arguments: list[str] | None) -> tuple[Nam
 
 def figures_in(folder: Path, options: Namespace) -> Path:
     """Set the width of the figures to one or two columns of a page, and return their folder; parts have their own."""
-    plot.use_columns(options.columns)
+    plot.WIDTH = plot.ONE_COLUMN if options.columns == 1 else plot.TWO_COLUMNS
     only: list[str] = sorted({*getattr(options, "schedule", [])})
     return folder / "-".join(["only" * bool(only), *only]) / ("one-column" if options.columns == 1 else "")
 

@@ -269,7 +269,7 @@ def positions(rows: pd.DataFrame) -> Exhibit | None:
     names = SHARE, "step time / that with a heavy last rank"
     figure = plot.line_panels(groups, "share", "ratio", "line", names, keys, "formula")
     for axis, (_, own) in zip(figure.axes, groups, strict=True):
-        plot.level(axis, 1)
+        axis.axhline(1, **looks.THIN)
         scales.evenly(axis, own["share"])
     seen = "; ".join(
         f"{name} {' and '.join(f'{own[key].min():.2f} to {own[key].max():.2f}' for key in ('formula', 'ratio'))}"
