@@ -33,6 +33,7 @@ from microp.records import read_traced_step
 from microp.results import is_missing, records
 from microp.trace import DRAWN, KINDS, bubble_fraction, makespan, sheet
 
+PAGE = plot.PAGE - 1  # inches without legends: as many panels are drawn as fit
 MOST_STEPS = 6  # above each other on one time axis
 MOST_NUMBERED = 4  # ranks of which all bars have their number; else the first and the last
 GAP = 0.08  # inches between the bars of two schedules
@@ -64,7 +65,7 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
     """Return one figure with one panel per configuration, and one of schedules on one time axis."""
     found, room = _panels(runs), plot.WIDTH - _beside() - 0.3  # of a title, which begins where the bars do
     heights = [AROUND + LINE + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP) for own in found]
-    panels = found[: max(1, int(np.searchsorted(np.cumsum(heights), plot.ROOM)))]
+    panels = found[: max(1, int(np.searchsorted(np.cumsum(heights), PAGE)))]
     titles = [fitting.wrapped(title, room, LINES) for title in _titles(panels)]
     heights = [height + LINE * title.count("\n") for height, title in zip(heights, titles, strict=False)]
     layout = {"gridspec_kw": {"height_ratios": heights}}
@@ -109,7 +110,7 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
             lines.append({"schedule": name, **numbers, "disturbed": bool(rows[schedule]["disturbed"])})
     if len(panels) < 2 or sum(map(len, panels.values())) > DRAWN:
         return []
-    row = min(0.4, ((plot.PAGE - 1) / len(panels) - 0.7) / float(own["ranks"].iloc[0]))
+    row = min(0.4, (PAGE / len(panels) - 0.7) / float(own["ranks"].iloc[0]))
     figure, used = sheet(panels, sums=sums, row=row, width=plot.WIDTH), own[own["schedule"].isin(order)]
     noisy = ", ".join(schedule for schedule in order if rows[schedule]["disturbed"])
     left_out = [schedule for schedule in looks.in_order(own["schedule"]) if schedule not in order]
