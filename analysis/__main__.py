@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     store = read_store(options.outputs, options.schedule)
     command.check_schedules(parser, options.outputs, options.schedule, store.schedules_of())
-    runs, folder = store.runs(), command.figures_in(options.outputs / "report", options.columns)
+    runs, folder = store.runs(), command.figures_in(options.outputs / "report", options)
     command.print_unreadable(store)
     if runs.empty:
         parser.error(command.nothing(options.outputs, command.ANY_RUN))
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
                 tell(min(number, total - 1) / total)
             own, *others = made
             values = page.values(store, own, others[: len(EXPERIMENTS)], others[len(EXPERIMENTS) :])
-            texts = {"report.md": page.markdown(values), "report.html": page.html(values, folder, runs)}
+            texts = {"report.md": page.render("report.md.j2", **values), "report.html": page.html(values, folder, runs)}
     except RecordError as error:
         parser.error(str(error))
     for name, text in texts.items():

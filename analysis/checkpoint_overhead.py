@@ -151,7 +151,7 @@ def penalty(compared: pd.DataFrame) -> Exhibit | None:
     keys = [looks.dotted("simulated, in the same colour"), looks.thin("1: every activation kept")]
     figure = _panels(table, "ratio", "simulated", "step time / that of never", keys)
     for axis in figure.axes:
-        plot.level(axis, 1)
+        axis.axhline(1, **looks.THIN)
         axis.set_ylim(min(0.9, table["ratio"].min() - 0.05), 0.1 + table[["ratio", "simulated"]].max().max())
     text = (
         "Step time over that of the same launch with every activation kept. Dotted: simulated with the run's own F, B "

@@ -45,7 +45,7 @@ def main(name: str) -> int:
     store = read_store(options.outputs, options.schedule)
     own = None if name in OVER_ALL_RUNS else {point.run_id for point in store.points(name)}
     check_schedules(parser, options.outputs, options.schedule, store.schedules_of(own))
-    folder = figures_in(options.outputs / "report", options.columns)
+    folder = figures_in(options.outputs / "report", options)
     try:
         made = section(name, store)
     except RecordError as error:
@@ -95,7 +95,7 @@ def command_parser(module: str, about: str | None, takes_outputs: bool = False) 
 
 def add_schedule(parser: CommandParser) -> None:
     """Let a command take `--schedule`: which runs are drawn."""
-    told = "only runs of these, as gpipe,1f1b"
+    told = "only runs of these, as gpipe,1f1b: in a folder of their own, as report/only-1f1b-gpipe"
     parser.add_argument("--schedule", type=lambda text: text.split(","), action="extend", default=[], help=told)
 
 
@@ -104,13 +104,14 @@ def read_report(parser: CommandParser, arguments: list[str] | None) -> tuple[Nam
     told = "folder for the files (default: outputs/report)"
     parser.add_argument("--report", type=Path, default=OUTPUTS / "report", help=told)
     options = parser.parse_args(arguments)
-    return options, figures_in(options.report, options.columns)
+    return options, figures_in(options.report, options)
 
 
-def figures_in(folder: Path, columns: int) -> Path:
-    """Set the width of the figures to one or two columns of a page, and return the folder for them."""
-    plot.use_columns(columns)
-    return folder / "one-column" if columns == 1 else folder
+def figures_in(folder: Path, options: Namespace) -> Path:
+    """Set the width of the figures to one or two columns of a page, and return their folder; parts have their own."""
+    plot.WIDTH = plot.ONE_COLUMN if options.columns == 1 else plot.TWO_COLUMNS
+    only: list[str] = sorted({*getattr(options, "schedule", [])})
+    return folder / "-".join(["only" * bool(only), *only]) / ("one-column" if options.columns == 1 else "")
 
 
 def save(exhibits: Iterable[Exhibit], folder: Path) -> None:

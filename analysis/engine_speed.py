@@ -101,7 +101,7 @@ def figure(table: pd.DataFrame) -> Any:
     for axis, ((device, ranks, dim, comms), own) in zip(axes, panels, strict=True):
         plot.lines(axis, own, "chunks", "engines.ratio.microp/limit", "schedule", named, label="microp, {}")
         plot.lines(axis, own, "chunks", "engines.ratio.torch/limit", "schedule", grey, label="torch, compared with {}")
-        plot.level(axis, 1)
+        axis.axhline(1, **looks.THIN)
         size = "" if device == "emulated" else f", dim {dim}"
         plot.titled(axis, f"{kind_of(str(device))}{size}, K = {ranks}, {comms}", plot.CHUNKS, "step time / limit")
         scales.powers(axis, own["chunks"])

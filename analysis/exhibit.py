@@ -24,6 +24,7 @@ from microp.trace import save
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
 FIT = 3  # points that a line through them needs: a line through two has no error
+NOT_FITTED = f"No line is fitted to fewer than {FIT} {{}}, because one through two has no error."  # points, as sizes
 BARS = f"the range of up to {RANGE_UP_TO} launches, of more a 95 % bootstrap interval"
 
 
@@ -41,6 +42,7 @@ class Exhibit:
 
     def __post_init__(self) -> None:
         plot.head(self.figure, nominal_of(self.runs))
+        plot.heighten(self.figure, 0)  # also a timeline fits on a page
 
     @property
     def origin(self) -> str:
@@ -71,11 +73,6 @@ def nominal_of(runs: pd.DataFrame) -> str:
     count, number = int((runs["device"] == "emulated").sum()), len(runs)
     which = "Emulated runs" if count == number else f"Emulated, {count} of {counted(number, 'run')}"
     return f"{which}: nominal action times" if count else ""
-
-
-def not_fitted(what: str) -> str:
-    """Return the sentence for points through which no line is drawn; `what` names them, as "sizes"."""
-    return f"No line is fitted to fewer than {FIT} {what}, because one through two has no error."
 
 
 def kind_of(device: str) -> str:

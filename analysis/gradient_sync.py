@@ -20,7 +20,7 @@ import pandas as pd
 
 from analysis import looks, nominal, plot, scales
 from analysis.command import run
-from analysis.exhibit import FIT, Exhibit, counted, distance, markers, not_fitted
+from analysis.exhibit import FIT, NOT_FITTED, Exhibit, counted, distance, markers
 from analysis.words import TIME, closing, listed, number, sentences, spread
 from microp.records import LAUNCH, least_squares, over_launches, paired
 from microp.results import records
@@ -176,7 +176,7 @@ def ring(runs: pd.DataFrame) -> Exhibit | None:
             f"bandwidth β: {seen}. The error of the fit is {distance(known['fit'], known[value], 0)}."
         )
     if len(fits) < table["replicas"].nunique():
-        text += f" {not_fitted('sizes')}"
+        text += f" {NOT_FITTED.format('sizes')}"
     text += f" {markers(runs)}"
     return Exhibit("gradient-sync-ring", "Latency and bandwidth of the ring", text, figure, table, runs)
 
@@ -207,8 +207,7 @@ def alpha_beta(replicas: int, mib: pd.Series[float], times: pd.Series[float]) ->
 
 
 def _ring_ms(replicas: int, mib: float, alpha: float, beta: float) -> float:
-    turns = 2 * (replicas - 1)
-    return turns * alpha + turns / replicas * mib / beta * 1e3
+    return 2 * (replicas - 1) * (alpha + mib / replicas / beta * 1e3)
 
 
 def relative_to_one(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -69,7 +69,7 @@ def step_time(runs: pd.DataFrame) -> Exhibit:
     table["formula"] = [nominal.step_ms(*case) for case in cases]
     origin = f"{nominal.origin(cases)}, with the device's nominal times"
     key, names = [looks.dotted(f"{origin}, in the same colour")], (LATENCY, "step time, ms")
-    groups = plot.per_chunks(table)
+    groups = [(f"M = {number}", rows) for number, rows in table.groupby("chunks")]
     figure = plot.line_panels(groups, "latency_ms", "step_ms.median", "schedule", names, key, "formula")
     text = (
         f"Step time against the latency of a hop. Dotted: {origin}; the measured step times differ from it by "

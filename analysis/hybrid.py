@@ -77,7 +77,8 @@ def steps(runs: pd.DataFrame) -> Exhibit | None:
     table["measured / simulated"] = table[MEASURED] / table[SIMULATED]
     names = ("sum of a stage's gradients, ms", "step without optimizer, ms")
     key = [looks.dotted("simulated with the device's nominal times and the sums, in the same colour")]
-    figure = plot.line_panels(plot.per_chunks(table), "reduce_ms", MEASURED, "schedule", names, key, SIMULATED)
+    groups = [(f"M = {number}", rows) for number, rows in table.groupby("chunks")]
+    figure = plot.line_panels(groups, "reduce_ms", MEASURED, "schedule", names, key, SIMULATED)
     first = records(runs)[0]
     text = (
         f"{first['replicas']} replicas of a pipeline of {first['ranks']} emulated ranks. Dotted: simulated together "

@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import looks, nominal, plot, scales
 from analysis.command import run
-from analysis.exhibit import FIT, Exhibit, kind_of, markers, not_fitted
+from analysis.exhibit import FIT, NOT_FITTED, Exhibit, kind_of, markers
 from analysis.words import closing, mib_text, number, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
 from microp.results import one_process, recorded_point, records, worst_rank_mib
@@ -130,7 +130,7 @@ def speed_up(rows: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     legend = [looks.dotted("closed form: K (1 - bubble), in the same colour"), looks.thin("K, the number of ranks")]
     figure = _panels(table, "speed_up", "speed-up over one rank", legend)
     for axis, ranks in zip(figure.axes, table.groupby("panel", sort=False)["ranks"].first(), strict=True):
-        plot.level(axis, ranks)
+        axis.axhline(ranks, **looks.THIN)
     alone = monoliths(runs).merge(compared[[*SAME, LAUNCH]].drop_duplicates())
     used = runs[runs["run_id"].isin([*alone["run_id"], *compared["run_id"]])]  # each once, and disturbed by itself
     text = (
@@ -199,7 +199,7 @@ def effective_depth(rows: pd.DataFrame) -> Exhibit | None:
     if fits["formula"].notna().any():
         legend.insert(1, looks.stroke("depth by the closed form of the bubble: equal layers, free hops"))
     if fits["depth"].isna().any():
-        text += f" {not_fitted('values of M >= K')}"
+        text += f" {NOT_FITTED.format('values of M >= K')}"
     plot.legend(figure, legend)
     used = rows.drop_duplicates("run_id")
     return Exhibit("m-sensitivity-depth", "T(M) = a + b M", f"{text} {markers(used)}", figure, fits, used)

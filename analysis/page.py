@@ -57,7 +57,7 @@ def values(store: Store, own: Section, experiments: Sequence[Section], over_all:
 def html(values: dict[str, Any], folder: Path, runs: pd.DataFrame) -> str:
     """Return the page; the figures are read back from `folder`, where they have been saved."""
     shown = [*filter(None, [values["own"]]), *values["experiments"], *values["over_all"]]
-    return _render(
+    return render(
         "report.html.j2",
         pictures={exhibit.stem: _picture(exhibit, folder) for section in shown for exhibit in section.exhibits},
         style=(HERE / "report.css").read_text(),
@@ -66,12 +66,7 @@ def html(values: dict[str, Any], folder: Path, runs: pd.DataFrame) -> str:
     )
 
 
-def markdown(values: dict[str, Any]) -> str:
-    """Return the report as Markdown, for a file in the folder of the figures and tables."""
-    return _render("report.md.j2", **values)
-
-
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
     """Return a filled-in template of this folder; HTML is escaped automatically, Markdown by the filters."""
     environment = Environment(
         loader=FileSystemLoader(HERE),

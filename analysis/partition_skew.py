@@ -27,7 +27,7 @@ from analysis import looks, nominal, plot, scales
 from analysis.command import run
 from analysis.exhibit import Exhibit, distance, kind_of, markers, percent
 from analysis.prediction import makespan_ms, measured_steps
-from analysis.words import closing, is_faster, number, sentences, spread, versus
+from analysis.words import closing, number, sentences, spread, undecided, versus
 from microp.records import LAUNCH, WIDE_FRACTION, over_launches, paired
 from microp.results import records
 from microp.simulator import Costs, simulate
@@ -110,7 +110,7 @@ def _cost(rows: pd.DataFrame) -> str:
     even = even[even["schedule"] == schedule]
     times = "nominal times" if skewed["origin"].iloc[0] == "nominal" else "times measured with the uniform partition"
     found = f"is {spread(point, 'ratio')} of that with the uniform partition"
-    if point["disturbed"] and point["launches"] == 1 and not (is_faster(even, skewed) or is_faster(skewed, even)):
+    if point["disturbed"] and point["launches"] == 1 and undecided(even, skewed) and undecided(skewed, even):
         found = "against that with the uniform partition is too noisy to say (disturbed)"
     return (
         f": with {point['share']:g} % of the layers on rank {point['position']}, the throughput of {schedule} "
@@ -269,7 +269,7 @@ def positions(rows: pd.DataFrame) -> Exhibit | None:
     names = SHARE, "step time / that with a heavy last rank"
     figure = plot.line_panels(groups, "share", "ratio", "line", names, keys, "formula")
     for axis, (_, own) in zip(figure.axes, groups, strict=True):
-        plot.level(axis, 1)
+        axis.axhline(1, **looks.THIN)
         scales.evenly(axis, own["share"])
     seen = "; ".join(
         f"{name} {' and '.join(f'{own[key].min():.2f} to {own[key].max():.2f}' for key in ('formula', 'ratio'))}"

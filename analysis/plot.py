@@ -15,41 +15,42 @@ See `looks` for colours and markers, `scales` for axes, `fitting` for the measur
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
-import textalloc
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.path import Path
+from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from analysis import fitting
-from analysis.looks import COMPUTED, FRONT, THIN, TOO_WIDE, Look, in_order, looks
-from analysis.words import ALIKE, TIME, is_faster
+from analysis.looks import COMPUTED, FRONT, TOO_WIDE, Look, in_order, looks
+from analysis.words import TIME, undecided
+from microp.results import ALIKE
 
 Numbers = NDArray[np.floating[Any]]
+TEXTS = ("font.size", "axes.titlesize", "axes.labelsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize")
 STYLE: dict[str, Any] = {
     **sns.axes_style("ticks"),
+    **dict.fromkeys(TEXTS, fitting.POINTS),
     "axes.formatter.use_mathtext": False,
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titley": 1.0,  # just above the panel, where matplotlib would look for room
-    "axes.titlesize": fitting.POINTS,
-    "axes.labelsize": fitting.POINTS,
     "axes.linewidth": 0.7,
-    "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so that files have the same bytes everywhere
-    "font.size": fitting.POINTS,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
-    "legend.fontsize": fitting.POINTS,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
     "lines.markersize": 5,
@@ -58,23 +59,23 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "microp",  # makes the ids in a file the same every time
     "text.hinting": "none",  # so that a text is as wide in a PNG as in an SVG
     "text.parse_math": False,  # a user's name may have a $
-    "xtick.labelsize": fitting.POINTS,
-    "ytick.labelsize": fitting.POINTS,
 }
 mpl.rcParams.update(cast(Any, STYLE))
-WIDTH = 6.4  # inches: two columns of a paper; `use_columns` changes it
-ONE_COLUMN = 3.3  # inches
-HEIGHT = 2.3  # of a panel, with its title and the names of its axes
+ONE_COLUMN, TWO_COLUMNS = 3.3, 6.4  # inches, of a paper
+WIDTH = TWO_COLUMNS  # of the figures that are drawn from now on; a command with --columns sets it
+PAGE, ROOM = (
+    9.0,
+    7.4,
+)  # inches: the height of a figure at most, with its caption a page, and of its panels before legends
+HEIGHT, LEAST = 2.3, 1.75  # of a panel, with its title and the names of its axes, and if a page has many
 SHORT = 0.2  # inches to each side of a single computed point
 BESIDE, ABOVE = 0.8, 0.75  # of a panel's width and height: what its title and the labels of its axes take
-HANDLE = 5.4 * fitting.POINTS / 72  # of a legend's column: what the sample of a line and the space around it take
+LINE, GAPS = 2.6, 2.8  # letters of a legend's column: what the sample of a line and the space around it take
+MARKER = 4.0  # points from the centre of a marker to its edge
+_ROUND = [np.array([np.cos(turn), np.sin(turn)]) for turn in np.linspace(0, 2 * np.pi, 24, endpoint=False)]
+# of a marker, where its number may stand: next to it, or farther away
+SIDES = [far * side / abs(side).max() for far in (1, 1.5, 2, 3, 4) for side in _ROUND]
 CHUNKS = "microbatches M"
-
-
-def use_columns(columns: int) -> None:
-    """Make the figures that are drawn from now on as wide as one column of a paper, or two."""
-    global WIDTH
-    WIDTH = ONE_COLUMN if columns == 1 else 6.4
 
 
 # --- sheets ----------------------------------------------------------------------------------------
@@ -83,18 +84,19 @@ def use_columns(columns: int) -> None:
 def sheet(rows: int = 1, columns: int = 1, height: float = HEIGHT, **layout: Any) -> tuple[Figure, Any]:
     """Return a figure as wide as all figures and the array of its axes, of shape (rows, columns).
 
-    `height` is that of one panel, in inches; `layout` goes to `Figure.subplots`.
+    `height` is that of one panel, in inches, if a page has room for it; `layout` goes to `Figure.subplots`.
     """
-    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
+    figure = Figure(figsize=(WIDTH, min(PAGE, height * rows)), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **layout)
 
 
 def panels(number: int, height: float = HEIGHT, **layout: Any) -> tuple[Figure, list[Axes]]:
     """Return a figure with two panels per row, and the panels in reading order; a single one has the whole row.
 
-    A figure of one column of a paper has one panel per row.
+    A figure of one column of a paper has one panel per row; of very many panels each has more, to fit on a page.
     """
-    columns = min(number, 2 if WIDTH > ONE_COLUMN else 1)
+    fewest = min(number, 2 if WIDTH > ONE_COLUMN else 1)
+    columns = next(across for across in count(fewest) if -(-number // across) * LEAST <= ROOM)
     figure, grid = sheet(-(-number // columns), columns, height, **layout)
     for axis in grid.flat[number:]:
         axis.remove()
@@ -104,7 +106,8 @@ def panels(number: int, height: float = HEIGHT, **layout: Any) -> tuple[Figure, 
 def room(axis: Axes) -> float:
     """Return about the width of a panel between its axes, in inches."""
     place = axis.get_subplotspec()
-    return WIDTH / (place.get_gridspec().ncols if place else 1) - BESIDE
+    each = WIDTH / (place.get_gridspec().ncols if place else 1)
+    return each - min(BESIDE, 0.43 * each)
 
 
 def titled(axis: Axes, title: str = "", x: str = "", y: str = "", own: bool = False) -> None:
@@ -115,7 +118,7 @@ def titled(axis: Axes, title: str = "", x: str = "", y: str = "", own: bool = Fa
     place = axis.get_subplotspec()
     if place is None:
         return
-    height = cast(Figure, axis.get_figure(root=True)).get_figheight() / place.get_gridspec().nrows - ABOVE
+    height = min(ROOM, cast(Figure, axis.get_figure(root=True)).get_figheight()) / place.get_gridspec().nrows - ABOVE
     axis.set_title(fitting.wrapped(title, room(axis) + 0.15))  # it may end above the space between panels
     axis.set_xlabel(fitting.wrapped(x, room(axis)))
     if own or place.is_first_col():
@@ -123,9 +126,9 @@ def titled(axis: Axes, title: str = "", x: str = "", y: str = "", own: bool = Fa
 
 
 def heighten(where: Axes | Figure, inches: float) -> None:
-    """Make a figure higher, for what needs room beside its panels."""
+    """Make a figure higher, for what needs room beside its panels, but not higher than a page: then they are lower."""
     figure = where if isinstance(where, Figure) else cast(Figure, where.get_figure(root=True))
-    figure.set_figheight(figure.get_figheight() + inches)
+    figure.set_figheight(min(PAGE, figure.get_figheight() + inches))
 
 
 # --- what is drawn ---------------------------------------------------------------------------------
@@ -197,20 +200,36 @@ def lines(
         points(axis, own, x, y, look, label.format(value))
 
 
-def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: Mapping[Any, Look]) -> None:
-    """Write the value of `by` near each point of a table, where it covers no name, no point and if possible no line.
+def number_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: Mapping[Any, Look]) -> None:
+    """Write the number that begins a value of `by` beside its point, where it and a thin line to it cover least.
 
-    For figures with more names than colours. It has its point's colour, a shade darker, and a thin line to it; one that
-    has no room is only in the legend. The axes' scales and limits are final.
+    For figures with more names than colours, whose legend has the numbers. All else in the figure has been drawn.
     """
-    at_x, at_y = table[x].to_numpy(), table[y].to_numpy()
-    names = [fitting.shortened(str(name), room(axis) / 2) for name in table[by]]
-    drawn = [np.asarray(line.get_xydata()) for line in axis.get_lines() if line.get_linestyle() == "-"]
-    lines_x, lines_y = ([line[:, of] for line in drawn] for of in (0, 1))
-    shades = [mpl.colors.to_hex(cast(Any, 0.7 * np.array(mpl.colors.to_rgb(named[at].colour)))) for at in table[by]]
-    avoided = {"x_scatter": at_x, "y_scatter": at_y, "x_lines": lines_x, "y_lines": lines_y}
-    style = {"textsize": fitting.POINTS, "textcolor": shades, "linecolor": shades, "linewidth": 0.6}
-    textalloc.allocate(axis, at_x, at_y, names, draw_all=False, nbr_candidates=1000, **avoided, **style)
+    figure = cast(Any, axis.get_figure(root=True))
+    figure.get_layout_engine().execute(figure)  # gives the panel its place
+    point, spots = figure.dpi / 72, list(zip(table[x], table[y], strict=True))
+    places = axis.transData.transform(spots)
+    fronts = (line for line in axis.get_lines() if line.get_label() == "_front")
+    lines = [line.get_path().transformed(axis.transData) for line in fronts]
+    taken = [Bbox([place - MARKER * point, place + MARKER * point]) for place in places]
+    for spot, own, place, name in zip(spots, list(taken), places, table[by], strict=True):
+        number, found = name.split(maxsplit=1)[0], list[Any]()
+        half = point * np.array([36 * fitting.width(number) + 1, 0.6 * fitting.POINTS])
+        for side in SIDES:
+            step = side * (half + MARKER * point)
+            box, leader = Bbox([place + step - half, place + step + half]), Path(place + np.outer((0.3, 0.8), step))
+            is_out = not all(axis.bbox.contains(*corner) for corner in (box.min, box.max))
+            met = 9 * (box.count_overlaps(taken) + 9 * is_out)
+            met += sum(leader.intersects_bbox(each, False) for each in taken if each is not own)
+            met += sum(line.intersects_bbox(box, False) + line.intersects_path(leader, False) for line in lines)
+            found.append((met, len(found), step, box, leader))
+        *_, step, box, leader = min(found)
+        taken.append(box)
+        lines.append(leader)
+        colour: Any = 0.7 * np.array(mpl.colors.to_rgb(named[name].colour))
+        thin = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": MARKER}
+        style: Any = {"textcoords": "offset points", "color": colour, "ha": "center", "va": "center"}
+        axis.annotate(number, spot, step / point, arrowprops=thin, **style)
 
 
 def line_panels(
@@ -236,11 +255,6 @@ def line_panels(
     return figure
 
 
-def per_chunks(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return the rows of each M, with its name."""
-    return [(f"M = {number}", rows) for number, rows in table.groupby("chunks")]
-
-
 def computed(axis: Axes, x: Iterable[float], y: Iterable[float], colour: Any) -> None:
     """Draw what was computed, unless it is all NaN: a thin dotted line without markers, in front of the measured.
 
@@ -256,11 +270,6 @@ def computed(axis: Axes, x: Iterable[float], y: Iterable[float], colour: Any) ->
         axis.add_collection(across)
 
 
-def level(axis: Axes, value: float) -> None:
-    """Draw a thin grey line at a value that is known without a run."""
-    axis.axhline(value, **THIN)
-
-
 def on_front(table: pd.DataFrame, by: Sequence[str], x: str, runs: pd.DataFrame, point: list[str]) -> pd.Series[bool]:
     """Return which rows are on the Pareto front, of less `x` and less step time, of the rows that are equal in `by`.
 
@@ -274,7 +283,7 @@ def on_front(table: pd.DataFrame, by: Sequence[str], x: str, runs: pd.DataFrame,
         best = None
         for at, row in own.iterrows() if len(own) > 1 else ():
             of = launches[tuple(row[point])]
-            if best is None or (ALIKE * row[TIME] < best[TIME] and is_faster(of, launches[tuple(best[point])])):
+            if best is None or (ALIKE * row[TIME] < best[TIME] and not undecided(of, launches[tuple(best[point])])):
                 best = row
                 front.append(at)
     return pd.Series(table.index.isin(front), table.index)
@@ -341,12 +350,14 @@ def _legend(figure: Figure, where: str, entries: Sequence[tuple[str, Artist]]) -
     """Add a legend, and make the figure higher by its height."""
     if not entries:
         return
-    names = [fitting.wrapped(name, WIDTH - HANDLE - 0.3) for name, _ in entries]
+    handles = [handle for _, handle in entries]
+    long = 1.0 if all(isinstance(one, Line2D) and one.get_linestyle() == "None" for one in handles) else LINE
+    aside = (long + GAPS) * fitting.POINTS / 72
+    names = [fitting.wrapped(name, WIDTH - aside - 0.3) for name, _ in entries]
     widths = [fitting.width(name) for name in names]
     parts = ((count, np.array_split(widths, count)) for count in range(2, len(names) + 1))  # columns, filled one by one
-    columns = max((count for count, part in parts if sum(max(own) + HANDLE for own in part) <= WIDTH), default=1)
+    columns = max((count for count, part in parts if sum(max(own) + aside for own in part) <= WIDTH), default=1)
     height = -(-len(names) // columns) + sum(name.count("\n") for name in names)
     heighten(figure, 0.1 + height * fitting.LINE * 1.15 * fitting.POINTS / 72)
-    handles = [handle for _, handle in entries]
-    placed = figure.legend(handles, names, loc=cast(Any, f"outside {where} center"), ncols=columns, handlelength=2.6)
+    placed = figure.legend(handles, names, loc=cast(Any, f"outside {where} center"), ncols=columns, handlelength=long)
     placed.set_label(where)

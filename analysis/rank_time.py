@@ -33,7 +33,7 @@ from microp.records import read_traced_step
 from microp.results import is_missing, records
 from microp.trace import DRAWN, KINDS, bubble_fraction, makespan, sheet
 
-PAGE = 8.5  # inches: as many panels are drawn as fit
+PAGE = plot.PAGE - 1  # inches without legends: as many panels are drawn as fit
 MOST_STEPS = 6  # above each other on one time axis
 MOST_NUMBERED = 4  # ranks of which all bars have their number; else the first and the last
 GAP = 0.08  # inches between the bars of two schedules
@@ -70,8 +70,8 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
     titles = [fitting.wrapped(title, room, LINES) for title in _titles(panels, found)]
     heights = [height + LINE * title.count("\n") for height, title in zip(heights, titles, strict=False)]
     figure, axes = plot.sheet(len(panels), 1, sum(heights) / len(heights), gridspec_kw={"height_ratios": heights})
-    most = pd.DataFrame([shares.max(axis=1) for own in panels for row in records(own) for shares in [_shares(row)]])
-    shown = [kind for kind in LOOKS if most[kind].max() >= SEEN]
+    every = [row for own in panels for row in records(own)]
+    shown = [kind for kind in LOOKS if max(np.max(kind_ms(row, kind) / _totals(row)) for row in every) >= SEEN]
     for axis, wrapped, own in zip(axes[:, 0], titles, panels, strict=True):
         _draw(axis, own, shown)
         plot.titled(axis, x="wall time of the step, ms")
@@ -110,7 +110,7 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
             lines.append({"schedule": name, **numbers, "disturbed": bool(rows[schedule]["disturbed"])})
     if len(panels) < 2 or sum(map(len, panels.values())) > DRAWN:
         return []
-    row = max(0.12, min(0.4, (PAGE / len(panels) - 0.7) / float(own["ranks"].iloc[0])))
+    row = min(0.4, (PAGE / len(panels) - 0.7) / float(own["ranks"].iloc[0]))
     figure, used = sheet(panels, sums=sums, row=row, width=plot.WIDTH), own[own["schedule"].isin(order)]
     noisy = ", ".join(schedule for schedule in order if rows[schedule]["disturbed"])
     left_out = [schedule for schedule in looks.in_order(own["schedule"]) if schedule not in order]
@@ -237,7 +237,7 @@ def _draw(axis: Axes, rows: pd.DataFrame, shown: Sequence[str]) -> None:
         compute = kind_ms(row, "compute")
         share = percent(sum(compute) / total.sum(), 0)
         behind = {"facecolor": LOOKS["compute"][0], "edgecolor": "none", "pad": 1.5}
-        axis.text(min(compute) / 2, place, share, ha="center", va="center", color="white", zorder=3, bbox=behind)
+        axis.text(0, place, f" {share}", va="center", color="white", zorder=3, bbox=behind, clip_on=True)
         for rank in range(0, ranks, ranks - 1 if ranks > MOST_NUMBERED else 1):
             axis.text(total[rank], at[rank], f" {rank}", va="center")
         time, doubt = f"{total.max():.1f} ms", " (disturbed)" * bool(row["disturbed"])
@@ -253,11 +253,6 @@ def _draw(axis: Axes, rows: pd.DataFrame, shown: Sequence[str]) -> None:
     axis.set(xlim=(0, 1.04 * longest), ylim=(len(names) - 0.5, -0.5))
     axis.grid(visible=False)
     axis.tick_params(axis="y", length=0)
-
-
-def _shares(row: Any) -> pd.DataFrame:
-    spent = pd.DataFrame({kind: kind_ms(row, kind) for kind in LOOKS}).T.astype(float)
-    return spent / spent.sum()
 
 
 def _look(kind: str) -> dict[str, Any]:

@@ -111,27 +111,31 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     value, time = "activation_kib", "step_ms.median"
     groups = list(table.groupby(["chunks", "checkpointing"], sort=True))
     groups = sorted(groups, key=lambda group: (group[0][0], group[0][1] != "never"))
-    named = {name: look._replace(line="") for name, look in looks.looks(sorted(table["schedule"].unique())).items()}
-    has_names = len(named) > looks.DIFFERENT  # beside the points, which takes room
-    figure, axes = plot.panels(len(groups), 3.4 if has_names else 2.8)
+    least = pd.concat([own for _, own in groups]).drop_duplicates("schedule").sort_values([value, time])["schedule"]
+    numbered, known = {name: f"{number} {name}" for number, name in enumerate(least, 1)}, looks.looks(sorted(least))
+    named, shown = (
+        {numbered[name]: known[name]._replace(line="") for name in least},
+        table.assign(schedule=table["schedule"].map(numbered)),
+    )
+    figure, axes = plot.panels(len(groups), 3.0)
     for axis, ((chunks, policy), own) in zip(axes, groups, strict=True):
         same = table[table["chunks"] == chunks]
-        plot.lines(axis, own, value, time, "schedule", named)
+        plot.lines(axis, shown.loc[own.index], value, time, "schedule", named)
         plot.draw_front(axis, own[own["front"]], value, time)
         plot.titled(axis, f"M = {chunks}, recomputation: {policy}", SHOWN[value], SHOWN[time])
         scales.logarithmic(axis.xaxis, same[value])
-        scales.logarithmic(axis.yaxis, [*same[time], *[0.7 * same[time].min()] * has_names])
+        scales.logarithmic(axis.yaxis, [*same[time], 0.85 * same[time].min()])  # room for numbers
     plot.legend(figure)
-    if has_names:
-        for axis, (_, own) in zip(axes, groups, strict=True):
-            plot.name_points(axis, own.sort_values("front", ascending=False), value, time, "schedule", named)
+    for axis, (_, own) in zip(axes, groups, strict=True):
+        plot.number_points(axis, shown.loc[own.index], value, time, "schedule", named)
     fronts = "; ".join(
         f"{', '.join(own[own['front']].sort_values(value)['schedule'])} (M = {chunks}, {policy})"
         for (chunks, policy), own in groups
         if own["front"].any()
     )
     text = (
-        "Step time against peak activations of the rank that holds most, one marker per schedule. "
+        "Step time against peak activations of the rank that holds most, one marker per schedule, "
+        "numbered from the least memory in the first panel on. "
         f"{plot.about_front(table, f'; from the least memory to the shortest step: {fronts}')}{markers(runs)}"
     )
     return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)

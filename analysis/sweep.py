@@ -111,10 +111,8 @@ def answer(
     value, unit = (TIME, STEP) if same else ("ms per row", "ms per row of the batch")
     told, table = fastest(rows, value, unit)
     if work := [key for key in keys if group_of(key) not in (*HOW, "batch_size")]:  # points that do not compare
-        told = []
-        for values, own in rows.groupby(work, dropna=False):
-            which = ", ".join(named(key, one) for key, one in zip(work, values, strict=True))
-            told.append(f"{which}: {fastest(own, value, unit)[0][0]}")
+        parts = [(map(named, work, values), own) for values, own in rows.groupby(work, dropna=False)]
+        told = [f"{', '.join(which)}: {fastest(own, value, unit)[0][0]}" for which, own in parts]
         told = told if len(told) <= MOST_TOLD else []
     if reason := nominal.uncompared(rows):
         told = [reason, *_of_equals(rows)]

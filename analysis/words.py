@@ -17,13 +17,12 @@ from typing import Any
 import pandas as pd
 
 from microp.records import LAUNCH, RANGE_UP_TO, over_launches
-from microp.results import NOISY, compare, launch_times, overlap, records
+from microp.results import ALIKE, compare, launch_times, noise, records
 
 TIME, BUBBLE = "step_ms.median", "bubble.measured"
 KIB_BELOW = 1  # MiB
 ONE_LAUNCH = "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
 MOST = 4  # points that are listed by name
-ALIKE = 1.01  # the ratio of two memories, or of two times of one launch, of which neither is called the smaller one
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -84,19 +83,19 @@ def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, valu
     return f"{name} takes {first} ms{mine}, against {second} ms for {other}{its}"
 
 
-def is_faster(rows: pd.DataFrame, others: pd.DataFrame, value: str = TIME) -> bool:
-    """Return whether a point may be called faster than another: by their launches, of one each if steps are apart.
+def undecided(rows: pd.DataFrame, others: pd.DataFrame, value: str = TIME) -> str:
+    """Return why a point may not be called faster than another, in a few words; empty if it may.
 
-    `rows` and `others` have one row per launch; `value` is the column of the time. Disturbed ones also differ much.
+    `rows` and `others` have one row per launch; `value` is the column of the time.
     """
     if _has_launches(rows) and _has_launches(others):
-        return compare(launch_times(rows, value), launch_times(others, value)).verdict == "faster"
-    apart = NOISY if any(own["disturbed"].any() for own in (rows, others)) else ALIKE
+        verdict = compare(launch_times(rows, value), launch_times(others, value)).verdict
+        return "" if verdict == "faster" else "their launches leave it open"
     fast, slow = (
         {end: (own[value] * own[f"step_ms.{end}"] / own[TIME]).median() for end in ("p10", "median", "p90")}
         for own in (rows, others)
     )
-    return not overlap(slow, fast, apart)
+    return noise(slow, fast, any(own["disturbed"].any() for own in (rows, others)))
 
 
 def _has_launches(rows: pd.DataFrame) -> bool:
@@ -114,14 +113,15 @@ def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> 
         [point] = records(table)
         return [f"{spread(point, value, unit)}, with a bubble of {spread(point, BUBBLE)}"], table
     calm, of = table[~table["disturbed"]], dict(iter(rows.groupby("point")))
-    if len(calm) < 2 and is_faster(of[table["point"].iloc[0]], of[table["point"].iloc[-1]], value):
-        calm = table
-    if len(calm) < 2:
+    why = undecided(of[table["point"].iloc[0]], of[table["point"].iloc[-1]], value) if len(calm) < 2 else ""
+    if why:
         ends = " to ".join(map(number, (table[value].min(), table[value].max())))
-        return [f"the times of {len(table)} {what} are too noisy to rank{doubts(table, value)}: {ends} {unit}"], table
+        noisy = f"the times of {len(table)} {what} are too noisy to rank{doubts(table, value)}"
+        return [f"{noisy}: {ends} {unit}; {why}"], table
+    calm = table if len(calm) < 2 else calm
     left_out = f", without {len(table) - len(calm)} disturbed" if len(calm) < len(table) else ""
     first, *others = records(calm)
-    alike = [each["point"] for each in others if not is_faster(of[first["point"]], of[each["point"]], value)]
+    alike = [each["point"] for each in others if undecided(of[first["point"]], of[each["point"]], value)]
     alike[MOST:] = [f"{len(alike) - MOST} more"] * (len(alike) > MOST)
     rank = "least time" if alike else "fastest"
     told = [

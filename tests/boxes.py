@@ -18,7 +18,7 @@ NEAR = 1.0  # points: texts on one line that are nearer than this read as one
 SLACK = 0.5  # points: what a box may lie on another without any ink being touched
 SHARE = 0.6  # of its width that a figure has at least on a page (`min-width` in report.css)
 SMALLEST = 7.5  # CSS pixels: the height of a font there that can still be read on a phone
-WIDEST = 7.0  # inches: the text of a page of a paper
+WIDEST, HIGHEST = 7.0, 9.0  # inches: the text of a page of a paper
 
 
 def drawn_texts(figure: Figure) -> list[Text]:
@@ -63,9 +63,9 @@ def faults_of(figure: Figure, texts: list[Text]) -> Iterator[str]:
     pairs = [*combinations(boxes, 2), *combinations(frames, 2)]
     pairs += [(one, other) for one in apart for other in frames] + [(one, other) for one in outside for other in panels]
     yield from (f"{one} lies on {other}" for (one, box), (other, its) in pairs if _meet(box, its, point))
-    inches = figure.get_figwidth()
-    if inches > WIDEST:
-        yield f"the figure is {inches:.1f} inches wide, more than {WIDEST:g}"
+    inches, high = figure.get_size_inches()
+    if inches > WIDEST or high > HIGHEST:
+        yield f"the figure is {inches:.1f} inches wide and {high:.1f} high, more than {WIDEST:g} or {HIGHEST:g}"
     for size in sorted({text.get_fontsize() for text in texts}):
         if size / 72 * 96 * SHARE < SMALLEST:
             yield f"text of {size:g} points is {size / 72 * 96 * SHARE:.1f} pixels high on a phone"

@@ -28,4 +28,4 @@ from microp.results.selection import (
     when,
 )
 from microp.results.swept import asked, parts_of, same, swept, varied
-from microp.results.verdicts import HOW, NOISY, doubt, one_process, overlap, uncounted, unscaled, verdicts
+from microp.results.verdicts import ALIKE, HOW, NOISY, doubt, noise, one_process, uncounted, unscaled, verdicts

@@ -27,7 +27,7 @@ from microp.results.swept import swept
 from microp.schedule.builders import LOOPED, V_SHAPED
 from microp.system import flatten
 
-NOISY = 2.0  # a ratio of disturbed times is one from here on
+ALIKE, NOISY = 1.01, 2.0  # from here on two times of one launch each are different, and if one is disturbed
 LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
 BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
 LAUNCH = "repeat"
@@ -116,7 +116,7 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
     """Yield whether the fastest pipeline among the rows is faster than one process with one microbatch, per question.
 
     A run of one process is among the rows, or else in the folder of their runs; its model, batch and device are the
-    same. Where either was disturbed, a small difference is none.
+    same. What `noise` leaves open, and what is more times as fast than there are ranks, is too noisy to say.
     """
     here = {row.folder for row in rows}
     folders = {row.folder.parents[1] for row in rows}
@@ -135,9 +135,12 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             what = "emulated process" if one.summary["device"] == "emulated" else "process"
             faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
             slow, fast = sorted((one.summary["step_ms"], best.summary["step_ms"]), key=lambda step: -step["median"])
-            is_noise = (one.disturbed or best.disturbed) and overlap(slow, fast, NOISY)
-            if is_noise or alone_ms > best_ms * _ranks(best):  # more than as many times as there are ranks is noise
-                faster, is_single = "too noisy to say which is faster", False
+            is_disturbed = bool(one.disturbed or best.disturbed)
+            why = noise(slow, fast, is_disturbed) if is_disturbed or is_single else ""
+            if alone_ms > best_ms * _ranks(best):
+                why = f"{faster} is more than {_ranks(best)} ranks can be"
+            if why:
+                faster, is_single = f"too noisy to say which is faster: {why}", False
             policy = best.config["checkpointing"]["name"]
             recomputes = f", checkpointing={policy}," if policy != one.config["checkpointing"]["name"] else ""
             yield (
@@ -148,12 +151,13 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             )
 
 
-def overlap(slow: Mapping[str, float], fast: Mapping[str, float], apart: float) -> bool:
-    """Return whether neither of two launches is the faster one: by their p10 and p90, or the medians' ratio is small.
-
-    `apart`: the least ratio of the medians, which is `NOISY` if one of them is disturbed, and else 1.
-    """
-    return slow["p10"] <= fast["p90"] or slow["median"] < apart * fast["median"]
+def noise(slow: Mapping[str, float], fast: Mapping[str, float], is_disturbed: bool) -> str:
+    """Return why neither of two launches may be called the faster one, by median, p10 and p90; empty if one may."""
+    if is_disturbed and slow["median"] < NOISY * fast["median"]:
+        return f"disturbed, and less than {NOISY:g} times apart"
+    if slow["p10"] <= fast["p90"]:
+        return "the steps overlap (p10 to p90)"
+    return "less than 1 % apart" if slow["median"] < ALIKE * fast["median"] else ""
 
 
 def _mark(row: PointRow) -> str:

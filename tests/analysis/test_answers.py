@@ -161,7 +161,11 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     times = [f"step_ms.{end}" for end in ("median", "p10", "p90")]
     threefold = rows.assign(**{time: rows[time] * (1 + 2 * (rows["chunks"] == 2)) for time in times})
     for points, said in (
-        (rows, "The times of 2 points are too noisy to rank (disturbed: 2 of 2): 135 to 180 ms per step. "),
+        (
+            rows,
+            "The times of 2 points are too noisy to rank (disturbed: 2 of 2): 135 to 180 ms per step; "
+            "disturbed, and less than 2 times apart. ",
+        ),
         (rows.assign(disturbed=rows["chunks"] == 8), "The times of 2 points are too noisy to rank (disturbed: 1 of 2)"),
         (threefold, "Fastest of 2 points (disturbed: 2 of 2): 8 with 135 ms per step (disturbed), with "),
         (more.assign(disturbed=more["chunks"] != 3), "The times of 4 points are too noisy to rank (disturbed: 3 of 4)"),

@@ -22,11 +22,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("experiment", CASES)
-def test_every_figure_can_be_read(experiment, folder, whole):
-    """Of whole sweeps; with `--whole` also of a few runs, and of a single one of each kind."""
+def test_every_figure_can_be_read(experiment, folder, whole, monkeypatch):
+    """Of whole sweeps, at both widths; with `--whole` also of a few runs, and of a single one of each kind."""
     case = CASES[experiment]
-    drawn = [case.draw(Made(list(case.whole(folder))))]
+    every = Made(list(case.whole(folder)))
+    drawn = [case.draw(every)]
     assert drawn[0].exhibits
+    with monkeypatch.context() as narrow:
+        narrow.setattr(plot, "WIDTH", plot.ONE_COLUMN)
+        assert unreadable(case.draw(every).exhibits) == []
     if whole:
         few = list(case.few(folder))
         kinds = pd.DataFrame(few).groupby(case.keys[0], dropna=False).head(1).index
@@ -78,10 +82,24 @@ def test_any_number_of_schedules_and_ranks_can_be_read(number, ranks, folder, mo
     usual = [name.replace("dualpipe", "zb_h2") for name in looks.SCHEDULES]  # one model on a rank
     names = [*usual, LONG, "mine", "of", "others"][:number] if number > 3 else ["gpipe", LONG, "1f1b"][:number]
     rows = list(schedule_runs(folder, names, (8,), ("never",), ("emulated",), ranks, (0,)))
-    for experiment in ("schedules", "rank_time"):
-        assert unreadable(CASES[experiment].draw(Made(rows)).exhibits) == []
-    monkeypatch.setattr(plot, "WIDTH", plot.ONE_COLUMN)
-    assert unreadable(CASES["schedules"].draw(Made(rows)).exhibits) == []
+    for width in (plot.WIDTH, plot.ONE_COLUMN):
+        monkeypatch.setattr(plot, "WIDTH", width)
+        for experiment in ("schedules", "rank_time"):
+            assert unreadable(CASES[experiment].draw(Made(rows)).exhibits) == []
+        numbers_name_every_marker(CASES["schedules"].draw(Made(rows)).exhibits[1])
+
+
+def numbers_name_every_marker(pareto):
+    """A marker's number, near it, is that of its schedule in the legend; the least memory has 1."""
+    [axis], names = pareto.figure.axes, [text.get_text().split() for text in pareto.figure.legends[0].get_texts()]
+    assert [number for number, *_ in names] == [str(number) for number in range(1, len(pareto.table) + 1)]
+    table = pareto.table.sort_values(["activation_kib", "step_ms.median"])
+    numbered = {text.get_text(): text for text in axis.texts}
+    assert len(numbered) == len(axis.texts) == len(table)
+    for (number, *name), point in zip(names, table.to_dict("records"), strict=True):
+        assert point["schedule"].startswith("".join(name).partition("…")[0])
+        assert numbered[number].xy == (point["activation_kib"], point["step_ms.median"])
+        assert np.hypot(*numbered[number].xyann) < 72  # points
 
 
 def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):

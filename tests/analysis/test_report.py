@@ -221,8 +221,10 @@ def test_schedules_that_no_run_has_or_that_are_too_few_are_named(outputs, tmp_pa
         said = f"error: {place} holds no finished run of schedule=nosuch,zb_h1: there are 1f1b, gpipe\n"
         assert capsys.readouterr().err.endswith(said)
     assert sweep.main([str(copy / "runs"), f"--report={tmp_path}", "--schedule=gpipe"]) == 0
-    assert pd.read_csv(tmp_path / "sweep-runs.csv")["chunks"].tolist() == [2, 4]
-    capsys.readouterr()
+    assert pd.read_csv(tmp_path / "only-gpipe" / "sweep-runs.csv")["chunks"].tolist() == [2, 4]
+    assert report.main([str(copy), "--schedule=gpipe,1f1b"]) == 0
+    assert [path.name for path in (copy / "report").iterdir()] == ["only-1f1b-gpipe"]  # what was drawn of all is kept
+    assert f"open  {copy / 'report/only-1f1b-gpipe/report.html'}" in capsys.readouterr().out
 
 
 def test_one_experiment_alone(outputs, made, tmp_path):

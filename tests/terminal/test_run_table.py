@@ -15,7 +15,7 @@ from microp.config import Config
 from microp.config.config import compose_config, plain, read_config
 from microp.records import DISTURBANCES, disturbances
 from microp.records.disturbance import Disturbance
-from microp.results import PointRow, one_process, unscaled, verdicts, write_table
+from microp.results import NOISY, PointRow, one_process, unscaled, verdicts, write_table
 from microp.results.verdicts import BRACKETS
 from microp.system import flatten
 from microp.terminal import columns, run_table
@@ -226,7 +226,10 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
     noisy = ran("ranks=1 chunks=1", 55.0)._replace(disturbed=loaded)
     [unknown] = one_process([ran("schedule=1f1b checkpointing=always", 50.0), noisy])
     assert unknown.startswith("one process takes 55 ms for this step (disturbed); 1f1b with chunks=4, checkpointing=")
-    assert unknown.endswith("50 ms: too noisy to say which is faster")
+    assert unknown.endswith("50 ms: too noisy to say which is faster: disturbed, and less than 2 times apart")
+    [too_fast] = one_process([pipelines[1], ran("ranks=1 chunks=1", 200.0)._replace(disturbed=loaded)])
+    assert too_fast.endswith("50 ms: too noisy to say which is faster: 4.00 times as fast is more than 2 ranks can be")
+    assert f"the slower takes less than {NOISY:g} times as long" in (ROOT / "analysis/README.md").read_text()
     for other in ("chunks=2", "chunks=1 model.dim=64", "chunks=1 batch_size=64"):
         assert list(one_process([*pipelines, ran(f"ranks=1 {other}", 80.0)])) == []
 
