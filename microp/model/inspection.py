@@ -80,7 +80,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
     # 3. the loss
     check_loss(made, layers, (few, more))
     # 4. what is known now
-    as_one, undivided = _divisions(layers, few) if few.is_real else ([], [])
+    as_one, undivided = _divisions(layers, few) if few.is_real else (None, ())
     inputs = [few.inputs, *few.outputs[:-1]]
     entered = [tuple(few.inputs.shape[1:]), *(tuple(output.shape[1:]) for output in few.outputs[:-1])]
     weights = weights_of(layers)
@@ -93,7 +93,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         random=tuple(few.random),
         trained=sum(weight.numel() for weight in weights if weight.requires_grad),
         frozen=tuple(index for index, layer in enumerate(layers) if not trained(layer)),
-        as_one=tuple(as_one),
+        as_one=as_one,
         undivided=tuple(undivided),
         data="" if made.data is None else _digest(rows_for_trial(made, _DIGESTED)),
         rows=None if made.data is None else (row_form(few.inputs), row_form(few.targets)),
@@ -137,9 +137,9 @@ def _places(layer: nn.Module, made: Layers) -> set[int]:
     return {*map(id, tensors), *map(place_of, tensors)} - {0}
 
 
-def _divisions(layers: Sequence[nn.Module], trial: Trial) -> tuple[list[int], list[str]]:
+def _divisions(layers: Sequence[nn.Module], trial: Trial) -> tuple[tuple[int, ...] | None, Sequence[str]]:
     """Return the layers that can only be divided as one, and why others cannot be divided."""
-    as_one, undivided = [], []
+    as_one, undivided = list[int](), list[str]()
     for index, (layer, x) in enumerate(zip(layers, [trial.inputs, *trial.outputs], strict=False)):
         split = SplitBackward([layer])
         try:
@@ -148,7 +148,7 @@ def _divisions(layers: Sequence[nn.Module], trial: Trial) -> tuple[list[int], li
         except ValueError as error:
             undivided.append(undivided_text(index, layer, error))
         split.undo(layer)
-    return as_one, undivided
+    return tuple(as_one), undivided
 
 
 def _seeded_run(layer: nn.Module, x: Tensor) -> Tensor:
