@@ -754,6 +754,27 @@ twice(
 
 
 twice(
+    "clipped_behind_a_closed_gate",  # the gradients are 0 until the gate has learned, as with LoRA
+    does(
+        lambda own, x: x + own.gate * own.block(x),
+        gate=zero,
+        block=changed(dense, lambda made: made[0].weight.register_hook(lambda each: each.clamp(-1e-5, 1e-5))),
+    ),
+    **refused("not linear"),
+)
+
+
+@layer(
+    refused("the first input decides"), mean=lambda: None, fc=linear, scale=lambda: nn.Parameter(torch.ones(()) / 1e6)
+)
+def first_input_behind_a_small_scale(own, x):
+    y = own.fc(x)
+    if own.mean is None:
+        own.mean = y.detach().mean((0, 1))
+    return x + own.scale * torch.tanh(y - own.mean)
+
+
+twice(
     "larger_half_by_a_hook",  # twice the gradient gives twice the result, and yet two do not add up
     changed(dense, lambda made: made[0].weight.register_hook(lambda each: each * (each.abs() > each.abs().median()))),
     **refused("not linear"),

@@ -33,6 +33,7 @@ from microp.model.watch import layer_text, place_of, tensor_text
 from microp.settings import LayerFacts, LayerWork, TiedWeight
 
 _DIGESTED = 64  # rows of a model's own data
+_ABOUT_ZERO = 0.01
 _MOST_VOCABULARY = _MOST_CONTEXT = 1_000_000
 
 
@@ -59,6 +60,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         raise ValueError("no weight that is trained: set requires_grad of at least one")
     tied = _tied(made)
     _check_buffers(made)
+    _open_gates(weights_of(made.layers))
     layers = separated(made.layers, tied)
     _check_hooks(layers, made.layers)
     fresh = or_none(deepcopy, list(layers))
@@ -107,6 +109,14 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         vocabulary=made.vocabulary,
         work=layer_work(layers, inputs),
     )
+
+
+def _open_gates(weights: Iterable[nn.Parameter]) -> None:
+    """Fill trained weights that are about zero, as training does: what lies behind such a gate would not be seen."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in weights:
+        if weight.requires_grad and not weight.is_meta and weight.numel() and weight.detach().abs().max() < _ABOUT_ZERO:
+            weight.data.uniform_(0.05, 0.15, generator=generator)
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
