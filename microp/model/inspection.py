@@ -29,7 +29,7 @@ from microp.model.own import Layers, is_dataset, row_form, separated
 from microp.model.randomness import seeded
 from microp.model.split_backward import SplitBackward, has_hooks, trained
 from microp.model.trial import TYPES, Trial, or_none, rows_for_trial, weights_of
-from microp.model.watch import layer_text, place_of, tensor_text
+from microp.model.watch import layer_text, place_of, tensor_text, tried
 from microp.settings import LayerFacts, LayerWork, TiedWeight
 
 _DIGESTED = 64  # rows of a model's own data
@@ -60,9 +60,9 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         raise ValueError("no weight that is trained: set requires_grad of at least one")
     tied = _tied(made)
     _check_buffers(made)
-    _open_gates(weights_of(made.layers))
     layers = separated(made.layers, tied)
     _check_hooks(layers, made.layers)
+    _open_gates(layers, made)
     fresh = or_none(deepcopy, list(layers))
     # 2. the layers, with two numbers of rows
     few, more = (Trial(layers, made, rows) for rows in (2, 3))
@@ -111,12 +111,26 @@ def _facts(made: Layers, code: str) -> LayerFacts:
     )
 
 
-def _open_gates(weights: Iterable[nn.Parameter]) -> None:
-    """Fill trained weights that are about zero, as training does: what lies behind such a gate would not be seen."""
-    generator = torch.Generator().manual_seed(0)
-    for weight in weights:
-        if weight.requires_grad and not weight.is_meta and weight.numel() and weight.detach().abs().max() < _ABOUT_ZERO:
-            weight.data.uniform_(0.05, 0.15, generator=generator)
+def _open_gates(layers: Sequence[nn.Module], made: Layers) -> None:
+    """Fill trained weights that are about zero, as training does: what lies behind such a gate would not be seen.
+
+    They stay as they are if the layers then fail, or make something that is not finite.
+    """
+    weights = (
+        weight for weight in weights_of(layers) if weight.requires_grad and weight.numel() and not weight.is_meta
+    )
+    closed = {weight: weight.detach().clone() for weight in weights if weight.detach().abs().max() < _ABOUT_ZERO}
+    for weight in closed:  # copies of a tied weight stay equal
+        weight.data.uniform_(0.05, 0.15, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), seeded(0):
+        y = (
+            or_none(tried, lambda: nn.Sequential(*deepcopy(layers))(rows_for_trial(made, 2)[0]), "", "")
+            if closed
+            else None
+        )
+    if not isinstance(y, Tensor) or not y.isfinite().all():
+        for weight, before in closed.items():
+            weight.data.copy_(before)
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
