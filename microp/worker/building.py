@@ -36,7 +36,8 @@ def build_stages(job: Job, model: Model, rank: int, device: Device) -> dict[int,
     model.sample(0, 2, job.computing)  # on every rank, so that what own data keep of it is the same on all
     facts, stages = job.model.facts, {}
     # Layers with numbers were tried before, with inputs of their own; a forward more might count for what they keep.
-    is_known = facts.as_one is not None and not facts.undivided and job.computing.dtype is None
+    is_known = facts.as_one is not None and not facts.undivided
+    is_known &= job.computing.dtype is None or facts.changes_buffers
     for stage, layers in held.items():
         stages[stage] = Stage(
             [made[index].to(device.torch_device) for index in layers],
