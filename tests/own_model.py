@@ -181,6 +181,17 @@ def drawing_of_many() -> Layers:
     return Layers([nn.Embedding(256, 8), draws, nn.Linear(8, 256)], of_all, 4)
 
 
+def with_extra_state() -> Layers:
+    class Versioned(nn.Tanh):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 2}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            assert state == {"version": 2}
+
+    return with_layer(2, Versioned())
+
+
 def normalised_together() -> Layers:
     return with_layer(2, Does(lambda _, x: x - x.mean(0, keepdim=True)))
 

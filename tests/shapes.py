@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from microp.model import Bits, Layers
 
@@ -603,6 +604,32 @@ def statistics_by_data(own, x):
     return y
 
 
+def add_sizes(module: Any, _: Any, gradients: Any) -> None:
+    module.sizes += gradients[0].abs().mean((0, 1))
+
+
+def gather_sizes(made: nn.Module) -> None:
+    """A hook gathers the sizes of gradients, as one that prunes does."""
+    made.register_buffer("sizes", torch.zeros(WIDTH))
+    made.register_full_backward_hook(add_sizes)
+
+
+BACKWARD_CHANGES = {**CHANGES_BUFFERS, **refused("whose backward changes what the layer keeps")}
+twice("sizes_of_gradients", changed(dense, gather_sizes), **BACKWARD_CHANGES)
+twice(
+    "batch_norm_in_a_checkpoint",  # which counts once more in the recomputation
+    does(lambda own, x: x + checkpoint(own.norm, x, use_reentrant=False), norm=lambda: nn.BatchNorm1d(CONTEXT)),
+    **BACKWARD_CHANGES,
+)
+
+
+@layer(CHANGES_BUFFERS, means=list, fc=linear)
+def means_in_a_list(own, x):
+    """No forward but those of the steps counts."""
+    own.means.append(x.detach().mean((0, 1)))
+    return torch.tanh(own.fc(x)) + torch.stack(own.means).mean(0)
+
+
 @shape(**UNDIVIDED)
 def gradients_by_frequency() -> Layers:
     """The gradient depends on how often a token is in the microbatch."""
@@ -724,6 +751,27 @@ twice(
     changed(dense, lambda made: made[0].weight.register_hook(lambda gradient: gradient.clamp(-100, 100))),
     **refused("not linear"),
 )
+
+
+twice(
+    "clipped_behind_a_closed_gate",  # the gradients are 0 until the gate has learned, as with LoRA
+    does(
+        lambda own, x: x + own.gate * own.block(x),
+        gate=zero,
+        block=changed(dense, lambda made: made[0].weight.register_hook(lambda each: each.clamp(-1e-5, 1e-5))),
+    ),
+    **refused("not linear"),
+)
+
+
+@layer(
+    refused("the first input decides"), mean=lambda: None, fc=linear, scale=lambda: nn.Parameter(torch.ones(()) / 1e6)
+)
+def first_input_behind_a_small_scale(own, x):
+    y = own.fc(x)
+    if own.mean is None:
+        own.mean = y.detach().mean((0, 1))
+    return x + own.scale * torch.tanh(y - own.mean)
 
 
 twice(
@@ -934,6 +982,48 @@ def gradient_by_what_another_layer_kept() -> Layers:
 
     scaled = Does(lambda own, x: Passes.apply(own.fc(x), lambda gradient: gradient * kept["size"]), fc=linear())
     return stack(embedding(), Does(keep, fc=linear()), dense(), dense(), scaled, head())
+
+
+def masking(keep: Callable[[Tensor, Tensor], Tensor], mask_of: Callable[[Tensor], Tensor | None]) -> Layers:
+    """The first layer keeps with its output which tokens count, and later layers ask for it."""
+
+    def later(own: Any, x: Tensor) -> Tensor:
+        y, mask = torch.tanh(own.fc(x)), mask_of(x)
+        return y if mask is None else keep(y * mask[..., None], mask)
+
+    first = Does(lambda own, x: keep(own.table(x), x % 2 == 0), table=embedding())
+    return stack(first, *(Does(later, fc=linear()) for _ in range(3)), head())
+
+
+class Masked(Tensor):
+    """A tensor of a class of its own."""
+
+
+def with_attribute(y: Tensor, mask: Tensor) -> Tensor:
+    y.mask = mask  # type: ignore[attr-defined]
+    return y
+
+
+NOT_PLAIN = refused("more than a plain tensor")
+MASKS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+SHAPES["mask_as_an_attribute"] = Shape(lambda: masking(with_attribute, lambda x: getattr(x, "mask", None)), **NOT_PLAIN)
+SHAPES["tensor_of_another_class"] = Shape(
+    lambda: masking(
+        lambda y, _: y.as_subclass(Masked), lambda x: torch.zeros(CONTEXT) if isinstance(x, Masked) else None
+    ),
+    **NOT_PLAIN,
+)
+SHAPES["mask_beside_a_tensor"] = Shape(
+    lambda: masking(lambda y, mask: (MASKS.__setitem__(y, mask), y)[1], MASKS.get), **refused("a copy of its input")
+)
+twice("sparse_output", does(lambda own, x: own.fc(x).relu().to_sparse(), fc=linear), **NOT_PLAIN)
+
+
+@shape
+def tokens_as_numbers() -> Layers:
+    """The second layer embeds what the first one passes on: it takes no other numbers than those of tokens."""
+    first = Does(lambda own, x: x * own.one, one=frozen(nn.ParameterList([torch.ones(1)]))[0])
+    return stack(first, Does(lambda own, x: own.table(x.long()), table=embedding()), dense(), dense(), head())
 
 
 class Residual(nn.Sequential):

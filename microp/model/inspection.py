@@ -29,10 +29,11 @@ from microp.model.own import Layers, is_dataset, row_form, separated
 from microp.model.randomness import seeded
 from microp.model.split_backward import SplitBackward, has_hooks, trained
 from microp.model.trial import TYPES, Trial, or_none, rows_for_trial, weights_of
-from microp.model.watch import layer_text, place_of, tensor_text
+from microp.model.watch import layer_text, place_of, tensor_text, tried
 from microp.settings import LayerFacts, LayerWork, TiedWeight
 
 _DIGESTED = 64  # rows of a model's own data
+_ABOUT_ZERO = 0.01
 _MOST_VOCABULARY = _MOST_CONTEXT = 1_000_000
 
 
@@ -61,6 +62,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
     _check_buffers(made)
     layers = separated(made.layers, tied)
     _check_hooks(layers, made.layers)
+    _open_gates(layers, made)
     fresh = or_none(deepcopy, list(layers))
     # 2. the layers, with two numbers of rows
     few, more = (Trial(layers, made, rows) for rows in (2, 3))
@@ -80,7 +82,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
     # 3. the loss
     check_loss(made, layers, (few, more))
     # 4. what is known now
-    as_one, undivided = _divisions(layers, few) if few.is_real else ([], [])
+    as_one, undivided = _divisions(layers, few) if few.is_real else (None, ())
     inputs = [few.inputs, *few.outputs[:-1]]
     entered = [tuple(few.inputs.shape[1:]), *(tuple(output.shape[1:]) for output in few.outputs[:-1])]
     weights = weights_of(layers)
@@ -93,7 +95,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         random=tuple(few.random),
         trained=sum(weight.numel() for weight in weights if weight.requires_grad),
         frozen=tuple(index for index, layer in enumerate(layers) if not trained(layer)),
-        as_one=tuple(as_one),
+        as_one=as_one,
         undivided=tuple(undivided),
         data="" if made.data is None else _digest(rows_for_trial(made, _DIGESTED)),
         rows=None if made.data is None else (row_form(few.inputs), row_form(few.targets)),
@@ -107,6 +109,28 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         vocabulary=made.vocabulary,
         work=layer_work(layers, inputs),
     )
+
+
+def _open_gates(layers: Sequence[nn.Module], made: Layers) -> None:
+    """Fill trained weights that are about zero, as training does: what lies behind such a gate would not be seen.
+
+    They stay as they are if the layers then fail, or make something that is not finite.
+    """
+    weights = (
+        weight for weight in weights_of(layers) if weight.requires_grad and weight.numel() and not weight.is_meta
+    )
+    closed = {weight: weight.detach().clone() for weight in weights if weight.detach().abs().max() < _ABOUT_ZERO}
+    for weight in closed:  # copies of a tied weight stay equal
+        weight.data.uniform_(0.05, 0.15, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), seeded(0):
+        y = (
+            or_none(tried, lambda: nn.Sequential(*deepcopy(layers))(rows_for_trial(made, 2)[0]), "", "")
+            if closed
+            else None
+        )
+    if not isinstance(y, Tensor) or not y.isfinite().all():
+        for weight, before in closed.items():
+            weight.data.copy_(before)
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
@@ -137,9 +161,9 @@ def _places(layer: nn.Module, made: Layers) -> set[int]:
     return {*map(id, tensors), *map(place_of, tensors)} - {0}
 
 
-def _divisions(layers: Sequence[nn.Module], trial: Trial) -> tuple[list[int], list[str]]:
+def _divisions(layers: Sequence[nn.Module], trial: Trial) -> tuple[tuple[int, ...] | None, Sequence[str]]:
     """Return the layers that can only be divided as one, and why others cannot be divided."""
-    as_one, undivided = [], []
+    as_one, undivided = list[int](), list[str]()
     for index, (layer, x) in enumerate(zip(layers, [trial.inputs, *trial.outputs], strict=False)):
         split = SplitBackward([layer])
         try:
@@ -148,7 +172,7 @@ def _divisions(layers: Sequence[nn.Module], trial: Trial) -> tuple[list[int], li
         except ValueError as error:
             undivided.append(undivided_text(index, layer, error))
         split.undo(layer)
-    return as_one, undivided
+    return tuple(as_one), undivided
 
 
 def _seeded_run(layer: nn.Module, x: Tensor) -> Tensor:

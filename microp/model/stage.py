@@ -113,11 +113,11 @@ class Stage:
         self.batch = Batch(0, None, None, ())
         self._cut_layers()
 
-    def divide(self, samples: Sequence[Tensor | None], indices: Sequence[int]) -> None:
+    def divide(self, samples: Sequence[Tensor | None], indices: Sequence[int], as_one: Collection[int] = ()) -> None:
         """Divide the backward of each layer in the quickest way that gives the full backward.
 
-        `samples` has an input of a few rows for each layer (None: by its parts, unchecked), `indices` its place in the
-        model.
+        `samples` has an input of a few rows for each layer (None: unchecked, by its parts, or if it is among those
+        `as_one` as one), `indices` its place in the model.
 
         Raises:
             ValueError: a layer gives other gradients if its backward is divided.
@@ -127,7 +127,7 @@ class Stage:
         with GENERATOR:  # torch's checkpoint sets its state back, while another rank that is a thread makes its layers
             for index, layer, sample in zip(indices, self.layers, samples, strict=True):
                 if sample is None:
-                    self._split.divide(layer)
+                    (self._split.divide_as_one if index in as_one else self._split.divide)(layer)
                     continue
                 try:
                     choose_division(self._split, layer, sample, self._run_alone)
@@ -359,7 +359,7 @@ def _apart(result: Tensor, given: Tensor) -> Tensor:
     A transport writes its next tensor there when this stage has done its part, and then the result is still in use.
     It sends one piece of memory.
     """
-    result = result.contiguous()
+    result = result.contiguous().resolve_neg()
     return result if memory_of(result) != memory_of(given) else result.clone()
 
 

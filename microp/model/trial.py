@@ -94,6 +94,13 @@ class Trial:
         if self.is_real:
             _check_backward(layer, name, leaf, y)
             self._check_same(layer, name, x, y)
+            if self._made.changes_buffers and y.requires_grad:
+                some = iter((random_gradient(y), y.detach()))
+                if change := change_by(layer, lambda: _gradients(layer, leaf, y, next(some))):
+                    raise ValueError(
+                        f"{name}, whose backward changes what the layer keeps ({change}): each schedule runs backwards "
+                        "at other times between forwards, so let only forwards change it"
+                    )
         if seen.draws or draws():
             self.random.append(index)
         return y
@@ -103,6 +110,12 @@ class Trial:
         if not isinstance(y, Tensor):
             got = "None" if y is None else f"a {type(y).__name__}"
             raise ValueError(f"{name}, which makes {got} of {tensor_text(leaf)}: let it return one tensor")
+        is_plain = type(y) in (Tensor, nn.Parameter) and y.layout is torch.strided and not y.is_nested
+        if more := [*vars(y)] if is_plain else [f"{type(y).__name__} {y.layout}"]:
+            raise ValueError(
+                f"{name}, whose output is more than a plain tensor ({more[0]}): another rank gets its numbers alone, "
+                "so let a plain tensor between the layers have all that later ones need"
+            )
         if index < len(self._layers) - 1:
             if y.dtype not in TYPES:
                 raise ValueError(f"{name}, which makes {tensor_text(y)}: let it return floating-point numbers")
@@ -160,10 +173,23 @@ class Trial:
             raise ValueError(f"{name}, which keeps something, as a count of calls ({change}): let it keep nothing")
 
     def check_alone(self, inputs: Tensor) -> None:
-        """Raise ValueError if a layer makes something else when other layers have been given another input since."""
+        """Raise ValueError if a layer depends on what other layers keep, or on more of their outputs than the numbers.
+
+        It would make something else when others have been given another input since, or of a copy of its input.
+        """
         # of a layer that changes with each forward a copy that has what its own forwards have kept until now
         alone = [or_none(deepcopy, layer) if self._made.changes_buffers else layer for layer in self._layers]
-        passed = self.replay(inputs)
+        passed, x = self.replay(inputs), inputs
+        for index, layer in enumerate(self._layers if not self._made.changes_buffers else ()):
+            with torch.no_grad():
+                again = _again(layer, x)
+                with seeded(0):
+                    x = layer(x)  # as within a stage
+            if again is None or not are_equal(again, x):
+                raise ValueError(
+                    f"{layer_text(self._layers, index)}, which makes something else of a copy of its input: another "
+                    "rank gets a copy, so let it use the numbers alone"
+                )
         self.replay(inputs[:1].expand_as(inputs))
         for index, layer in reversed([*enumerate(alone)]):
             again = _again(layer, passed[index]) if layer is not None else passed[index + 1]

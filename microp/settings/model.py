@@ -76,8 +76,7 @@ class LayerFacts:
     work: tuple[LayerWork, ...] = ()  # what each layer computes and reads; empty if it is not known
     trained: int = 0  # the number of weights of all layers that are not frozen
     frozen: tuple[int, ...] = ()  # the layers that have no weight that is trained
-    # the layers whose backward can only be divided as one; empty also if that was not tried
-    as_one: tuple[int, ...] = ()
+    as_one: tuple[int, ...] | None = None  # the layers whose backward can only be divided as one; None: not tried
     undivided: tuple[str, ...] = ()  # why layers cannot be divided into I and W at all, one sentence each
     data: str = ""  # a checksum of some rows of the model's own data; a run with others is another one
     rows: tuple[RowForm, RowForm] | None = None  # inputs and targets of the model's own data; None: it is given text

@@ -34,7 +34,10 @@ def build_stages(job: Job, model: Model, rank: int, device: Device) -> dict[int,
     indices = [index for layers in held.values() for index in layers]
     made = dict(zip(indices, model.build(indices, job.seed), strict=True))
     model.sample(0, 2, job.computing)  # on every rank, so that what own data keep of it is the same on all
-    stages = {}
+    facts, stages = job.model.facts, {}
+    # Layers with numbers were tried before, with inputs of their own; a forward more might count for what they keep.
+    is_known = facts.as_one is not None and not facts.undivided
+    is_known &= job.computing.dtype is None or facts.changes_buffers
     for stage, layers in held.items():
         stages[stage] = Stage(
             [made[index].to(device.torch_device) for index in layers],
@@ -48,8 +51,8 @@ def build_stages(job: Job, model: Model, rank: int, device: Device) -> dict[int,
             job.schedule.slices,
             layers[0] > job.model.first_trained,
         )
-        examples = [model.sample(index, 2, job.computing).to(device.torch_device) for index in layers]
-        stages[stage].divide(examples, layers)
+        examples = (model.sample(index, 2, job.computing).to(device.torch_device) for index in layers)
+        stages[stage].divide([None] * len(layers) if is_known else [*examples], layers, facts.as_one or ())
     return stages
 
 

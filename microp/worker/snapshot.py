@@ -172,9 +172,9 @@ def _naming(wanted: Path) -> Iterator[None]:
         raise unwritable(wanted, error) from error
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """Return a tensor on the CPU with a storage of its own, which is all that is then written."""
-    return tensor.detach().clone().cpu()
+def _copy(value: Any) -> Any:
+    """Return a tensor on the CPU with a storage of its own, which is all that is then written; else the value."""
+    return value.detach().clone().cpu() if isinstance(value, Tensor) else value  # such as `get_extra_state` returns
 
 
 def _read(path: Path) -> Any:

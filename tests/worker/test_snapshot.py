@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from own_data import kept_order
-from own_model import own_job, settings_of
+from own_model import own_job, settings_of, with_extra_state
 
 from microp.job import Job, Snapshot
 from microp.records import WriteError, read_json, read_rows, snapshots
@@ -125,6 +125,13 @@ def test_own_data_that_keep_an_order_go_on_with_the_same_rows_or_not_at_all(tmp_
     assert again == {step: losses[step] for step in again}
     with pytest.raises(RankError, match="data that give other rows of step 3 than when the snapshot was taken"):
         run(replace(job, resumed=saved(tmp_path / "attempt-1", 4)), tmp_path / "attempt-3")
+
+
+def test_extra_state_of_a_module_goes_on(tmp_path):
+    job = own_job(settings_of(with_extra_state), steps=STEPS - 1, snapshot=EVERY_2, backend="threads")
+    run(job, tmp_path / "attempt-1")
+    run(replace(job, resumed=saved(tmp_path / "attempt-1", 4)), tmp_path / "attempt-2")
+    assert weights(tmp_path / "attempt-2")["2._extra_state"] == {"version": 2}
 
 
 def test_engines_in_turn_go_on(tmp_path):
