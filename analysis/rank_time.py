@@ -96,6 +96,7 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     several = [own for own in configurations if own["schedule"].nunique() > 1]
     if not several:
         return []
+    several = [own for own in several if (own["chunks"] >= own["ranks"]).any()] or several  # else orders hardly differ
     best = max(several, key=lambda rows: (min(MOST_STEPS, rows["schedule"].nunique()), -rows["disturbed"].mean()))
     own = best.drop_duplicates("schedule")
     order = sorted(looks.in_order(own["schedule"]), key=lambda name: name == "naive")[:MOST_STEPS]  # its step is long

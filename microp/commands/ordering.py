@@ -72,7 +72,8 @@ class OrderCallback(PointsCallback):
         placement = tuple(schedule.placement[stage] for stage in range(schedule.stages))
         costs = with_order(config, _divided(schedule)).costs
         try:
-            return Problem(placement, schedule.chunks, costs, config.activation_limit, schedule.slices, schedule.copies)
+            shape = schedule.slices, schedule.copies, schedule
+            return Problem(placement, schedule.chunks, costs, config.activation_limit, *shape)
         except ValueError as error:
             raise ConfigError([f"activation_limit={config.activation_limit}: {error}"]) from error
 

@@ -34,12 +34,12 @@ _ORDER = ("ranks", "chunks", "seed", "activation_limit", "partition", "schedule"
 _COUNT = {  # the keys and groups of a run that count for another command; where none are listed, all do
     "profile": (*_ALL, "optimizer"),
     "plan": (*_ALL, "ranks", "profile", "optimizer", "sync", "comms"),
-    "order": (*_ALL, *_ORDER, "profile"),
+    "order": (*_ALL, *_ORDER, "profile", "optimizer"),
 }
 _TRAINING = {f"optimizer.{key}" for key in ("weight_decay", "decay", "warmup_steps", "betas")}  # take no other time
 _SILENT = {  # options and keys that another command takes, as its runs have them, and that change nothing it prints
     "profile": {"device=emulated", "device=estimate", *_TRAINING},
-    "order": {"costs.reduction"},
+    "order": {"costs.reduction", *_TRAINING},
     "plan": {"comms.timeout_s", "sync.all_reduce", "sync.bucket_mb", "sync.first_bucket_mb", *_TRAINING},
 }
 

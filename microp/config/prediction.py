@@ -97,9 +97,13 @@ def _emulation_problem(config: Config, profile: profiling.Profile) -> str | None
     """Return why a profile cannot give an emulated device its times; the width of what really computes is free."""
     name, layers = profile.model.get("name"), profile.model.get("layers", config.model.layers)
     if (name, layers) != (config.model.name, config.model.layers):
+        if name != config.model.name:  # a model of one's own may have no key `layers`
+            return (
+                f"profile={config.profile} is of model={name}, this run has model={config.model.name}: use model={name}"
+            )
         return (
-            f"profile={config.profile} is of model={name} with {layers} layers, this run has model={config.model.name} "
-            f"with {config.model.layers}: use model={name} model.layers={layers}"
+            f"profile={config.profile} is of {layers} layers, this run has {config.model.layers}: use "
+            f"model.layers={layers}"
         )
     if lacking := sorted(set(config.model.kinds) - set(profile.layers)):
         return f"profile={config.profile} lacks layer {lacking[0]}: python -m microp.profile makes a whole one"
@@ -227,7 +231,10 @@ def used_profile(config: Config) -> profiling.Profile | None:
 
 def profile_command(config: Config, program: str = "profile", *typed: str) -> str:
     """Return the command that measures the configuration's model, or `plan` with words of it that plans for it."""
-    words, asked = [*typed], {"model": config.model.asked, "optimizer": asdict(config.optimizer)}
+    optimizer = {
+        key: value for key, value in asdict(config.optimizer).items() if key in ("name", "momentum")
+    }  # its kind
+    words, asked = [*typed], {"model": config.model.asked, "optimizer": optimizer}
     if program == "plan":
         words += [override("profile", config.profile)] if config.profile else []
         asked["device"] = asdict(replace(config.device, memory_gib=None, speed=None))

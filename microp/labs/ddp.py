@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
     say(f"The sums took {took:.1f} ms; after the backward rank 0 waited {waited:.1f} ms.")
     hidden = max(0, 1 - waited / took) if took else 1
     share = max((rank["row"]["queued_ms"] or 0) / rank["row"]["step_ms"] for rank in ranks.values())
-    say(f"So {hidden:.0%} of their time was hidden. {_judged(waited, took, len(sums))}{about_cores(share)}")
+    say(f"So {hidden:.0%} of their time was hidden. {about_cores(share) or _judged(waited, took, len(sums))}")
     return [label for label, _ in hooks]
 
 

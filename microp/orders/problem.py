@@ -66,6 +66,7 @@ class Problem:
     cap: int | None = None  # the most (stage, microbatch) pairs, or slices, that a rank holds from F to W; None: any
     slices: int = 1  # as in `Schedule`, like the copies
     copies: int = 1
+    typed: Schedule | None = None  # with the keys that were asked for; it stands for the named one of its name
 
     def __post_init__(self) -> None:
         copies = [range(first, first + self.depth) for first in range(0, self.stages, self.depth)]

@@ -165,7 +165,9 @@ def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:
 def _with_placement(problem: Problem) -> Iterator[Schedule]:
     loops, shape = problem.stages // problem.ranks, (problem.placement, problem.slices, problem.copies)
     slices = {"slices": problem.slices} if problem.slices > 1 else {}
-    for schedule in builders.orders(problem.ranks, problem.chunks, loops, **slices):
+    named = builders.orders(problem.ranks, problem.chunks, loops, **slices)
+    typed = [problem.typed] if problem.typed is not None else []
+    for schedule in (*typed, *(order for order in named if order.name not in {asked.name for asked in typed})):
         places = tuple(schedule.placement[stage] for stage in range(schedule.stages))
         if (places, schedule.slices, schedule.copies) == shape:
             yield schedule if problem.costs.pair else schedule.apart

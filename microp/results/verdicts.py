@@ -115,8 +115,9 @@ def _stages_per_rank(flat: Mapping[str, Any]) -> int:
 def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
     """Yield whether the fastest pipeline among the rows is faster than one process with one microbatch, per question.
 
-    A run of one process is among the rows, or else in the folder of their runs; its model, batch and device are the
-    same. What `noise` leaves open, and what is more times as fast than there are ranks, is too noisy to say.
+    A run of one process is among the rows, or else in the folder of their runs, if there is one of as many steps; its
+    model, batch and device are the same. What `noise` leaves open, and what is more times as fast than there are ranks,
+    is too noisy to say.
     """
     here = {row.folder for row in rows}
     folders = {row.folder.parents[1] for row in rows}
@@ -128,7 +129,8 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
         alone = [each for each in launches if each[1].config["chunks"] == _ranks(each[1]) == 1]
         pipelines = [each for each in launches if each[1].config["ranks"] > 1]
         if alone and pipelines and not unscaled(row.config for row in runs):
-            alone = [each for each in alone if each[1].folder in here] or alone
+            as_long = [each for each in alone if _length(each[1]) in {_length(pipeline[1]) for pipeline in pipelines}]
+            alone = [each for each in alone if each[1].folder in here] or as_long or alone
             every, pipelines = len(pipelines), [each for each in pipelines if not each[1].disturbed] or pipelines
             which = "fastest" if every == len(pipelines) else "fastest undisturbed one"
             (alone_ms, one), (best_ms, best) = (min(each, key=lambda launch: launch[0]) for each in (alone, pipelines))
@@ -162,6 +164,10 @@ def noise(slow: Mapping[str, float], fast: Mapping[str, float], is_disturbed: bo
 
 def _mark(row: PointRow) -> str:
     return " (disturbed)" if row.disturbed else ""
+
+
+def _length(row: PointRow) -> tuple[int, int]:
+    return row.config["steps"], row.config["warmup_steps"]
 
 
 def _ranks(row: PointRow) -> int:

@@ -38,6 +38,7 @@ def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
     states = [row.summary["status"] for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key="finished".__ne__))
     heading = f"{states[0]}:" if len(rows) == 1 else f"{counts}, the same in all:"
+    rows = [row for row in rows if row.summary["status"] != "interrupted"] or rows  # the others tell nothing
     configs, typed = [row.config for row in rows], [row.overrides for row in rows]
     paragraph(" ".join([heading, *results.same(configs, typed[0])]), style="")
     columns, parts = results.asked(configs, typed), results.parts_of(configs, typed)

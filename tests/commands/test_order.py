@@ -32,6 +32,22 @@ def test_the_found_order_is_written_and_priced_as_it_says(tmp_path):
     assert priced["makespan"] == figures["makespan"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ranks=4 chunks=4 schedule=seq_1f1b model=gpt schedule.eager=true",
+        "ranks=4 chunks=8 schedule=interleaved schedule.warmup=single",
+        "ranks=2 chunks=4 schedule=breadth_first schedule.drain=lifo costs.per_microbatch=[1,3,1,2]",
+    ],
+)
+def test_the_named_schedule_is_priced_with_its_typed_keys(words, tmp_path):
+    asked = *words.split(), "costs.latency=0.8", "output=json"
+    done = ran(*asked, "search.seconds=0.1", folder=tmp_path, program="microp.order")
+    priced = json.loads(ran(*asked, folder=tmp_path, program="microp.simulate").stdout)
+    rows = {row["schedule"]: row["makespan"] for row in json.loads(done.stdout)["orders"]}
+    assert rows[priced["schedule"]] == priced["makespan"]
+
+
 def test_the_table_names_bounds_the_solver_and_the_command_that_runs_the_order(tmp_path):
     pytest.importorskip("ortools")
     words = (*SMALL, "search.solver_seconds=20", "search.file=my.txt")

@@ -40,8 +40,8 @@ NOT_ON = {  # command -> keys that do not count for it; a plan searches some of 
         *(*NOMINAL, *TRAINING),
     ],
     "order": [
-        *("steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas", "comms", "optimizer"),
-        *("costs.reduction", "device.reduce_ms", "device.optimizer_ms"),
+        *("steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas", "comms"),
+        *("costs.reduction", "device.reduce_ms", "device.optimizer_ms", *TRAINING),
     ],
 }
 
