@@ -69,7 +69,8 @@ class SweepCallback(hydra_app.PointsCallback):
                 f"output_dir={','.join(folders)}: a sweep has one folder for its plan, its table and its runs: "
                 "give one output_dir, or run one sweep for each"
             )
-        if not hydra_app.is_sweep(config) and config.hydra.sweeper.get("params"):
+        asks_for_one = any(word.startswith("hydra.mode=") for word in config.hydra.overrides.hydra)
+        if config.hydra.sweeper.get("params") and not (hydra_app.is_sweep(config) or asks_for_one):
             problems.append(
                 f"{config.hydra.job.config_name}.yaml has hydra.sweeper.params, but would be one run: add mode: "
                 "MULTIRUN below hydra: in it, or type -m"

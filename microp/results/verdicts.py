@@ -124,13 +124,14 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
     recorded = [row for runs in folders for run in runs.glob("*-m1-k1-*") for row in read_runs(run)[0]]
     known = {row.folder: row for row in (*rows, *map(recorded_point, recorded))}.values()
     for runs in _alike((row for row in known if row.summary["status"] == "finished"), HOW):
-        launches = [(_median_ms(own), own[0]) for own in _alike(runs, (*_LENGTH, *NOT_ASKED))]
+        launches = [(_median_ms(own), own[0]) for own in _alike(runs, (LAUNCH, *NOT_ASKED))]
         is_single = len(launches) == len(runs)
         alone = [each for each in launches if each[1].config["chunks"] == _ranks(each[1]) == 1]
         pipelines = [each for each in launches if each[1].config["ranks"] > 1]
         if alone and pipelines and not unscaled(row.config for row in runs):
             as_long = [each for each in alone if _length(each[1]) in {_length(pipeline[1]) for pipeline in pipelines}]
-            alone = [each for each in alone if each[1].folder in here] or as_long or alone
+            alone = as_long or alone
+            alone = [each for each in alone if each[1].folder in here] or alone
             every, pipelines = len(pipelines), [each for each in pipelines if not each[1].disturbed] or pipelines
             which = "fastest" if every == len(pipelines) else "fastest undisturbed one"
             (alone_ms, one), (best_ms, best) = (min(each, key=lambda launch: launch[0]) for each in (alone, pipelines))

@@ -87,6 +87,8 @@ def test_points_that_cannot_be_composed_are_shown_with_the_others(dry):
 
 
 def test_a_command_shows_it_and_writes_nothing(tmp_path):
+    one = "-cn", "first", "hydra.mode=RUN", "chunks=4", "schedule=gpipe"  # as the report prints a point that is missing
+    assert "1 to run" in ran(*one, "dry_run=true", folder=tmp_path).stdout
     done = ran("chunks=4", "dry_run=true", *WORDS, folder=tmp_path)
     assert done.stdout.startswith("a dry run: chunks=4 device=emulated ")
     assert "1 to run: 5 steps, about 0.8 s. Nothing was started." in done.stdout

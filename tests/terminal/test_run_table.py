@@ -218,6 +218,8 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
     [said] = one_process([*pipelines, ran("ranks=1 chunks=1 steps=3", 80.0)])
     assert said.startswith("one process takes 80 ms for this step; 1f1b with chunks=4 on 2 ranks, the fastest ")
     assert said.endswith(" takes 50 ms: 1.60 times as fast, in one launch each")
+    several = [ran("ranks=1 chunks=1 steps=3", 20.0), ran("ranks=1 chunks=1", 80.0)]
+    assert next(one_process([*pipelines, *several])).startswith("one process takes 80 ms")  # of as many steps
     [slower] = one_process([*pipelines, ran("ranks=1 chunks=1", 40.0)])
     assert slower.endswith("takes 50 ms: no pipeline here is faster, in one launch each")
     loaded = (Disturbance("load", "load 30 on 2 cores"),)
