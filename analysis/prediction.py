@@ -214,7 +214,7 @@ def _draw(table: pd.DataFrame) -> Any:
 def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
     for kind, look in named.items():
         own = table[table["kind"] == kind]
-        fill = "none" if own["disturbed"].all() else "full"
+        fill = "none" if own["disturbed"].any() else "full"  # one curve of all
         _shares(axis, own["error"], color=look.colour, marker=look.marker, markersize=4, fillstyle=fill)
         _shares(axis, own["noise"].dropna(), color=look.colour, linestyle=NOISE, linewidth=1)
     for distance in (1, 5):

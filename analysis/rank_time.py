@@ -211,8 +211,8 @@ def _bars(rows: pd.DataFrame, keys: list[str]) -> list[str]:
 
 def _thickness(rows: pd.DataFrame) -> float:
     """Return the thickness of a bar in inches, so that the ranks of a schedule leave room for its name."""
-    most = 0.15 if plot.WIDTH > plot.ONE_COLUMN else 0.2
-    return max(0.05, min(most, 0.6 / float(rows["ranks"].iloc[0])))
+    ranks = float(rows["ranks"].iloc[0])
+    return max(0.05, min(0.15 if plot.WIDTH > plot.ONE_COLUMN else max(0.2, 0.48 / ranks), 0.6 / ranks))
 
 
 def _beside() -> float:

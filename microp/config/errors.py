@@ -125,6 +125,7 @@ def _remedy(text: str, key: str) -> str:
     if re.search("Value '[^']*,", text):
         remedies["of type 'str'"] = several
     if key in GROUPS:
+        remedies["No match in the defaults list"] = "let the file's defaults list begin with `config`"
         remedies["Cannot assign"] = f"a file chooses an option in its defaults list, by `override {key}: NAME`"
     return next((f": {remedy}" for words, remedy in remedies.items() if words in text), "")
 
