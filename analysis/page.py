@@ -112,7 +112,7 @@ def fenced(lines: Sequence[str]) -> str:
 
 
 def overview(store: Store, runs: pd.DataFrame, disturbed: int) -> str:
-    """Return what there is in two sentences: there is at least one finished run, and so many were disturbed."""
+    """Return two sentences about the runs, at least one of them finished, of which `disturbed` many were disturbed."""
     first, last = (datetime.fromtimestamp(float(end(runs["started"]))).strftime(MINUTE) for end in (min, max))
     began = f"at {first}" if first == last else f"from {first} to {last.removeprefix(first.partition(' ')[0] + ' ')}"
     noisy = f"The timing of {counted(disturbed, 'run')} was disturbed: hollow markers, and why at the end."

@@ -231,9 +231,8 @@ def used_profile(config: Config) -> profiling.Profile | None:
 
 def profile_command(config: Config, program: str = "profile", *typed: str) -> str:
     """Return the command that measures the configuration's model, or `plan` with words of it that plans for it."""
-    optimizer = {
-        key: value for key, value in asdict(config.optimizer).items() if key in ("name", "momentum")
-    }  # its kind
+    by_kind = ("name", "momentum")  # what the time of an optimizer's step depends on
+    optimizer = {key: value for key, value in asdict(config.optimizer).items() if key in by_kind}
     words, asked = [*typed], {"model": config.model.asked, "optimizer": optimizer}
     if program == "plan":
         words += [override("profile", config.profile)] if config.profile else []

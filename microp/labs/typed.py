@@ -94,7 +94,8 @@ def about_cores(share: float) -> str:
     """Return a line that a rank had no core for this share of its time, if that is too large; else nothing."""
     if share <= FEW_QUEUED:
         return ""
-    return f"\nDisturbed: a rank had no core for {share:.0%} of the time, as other work took them. Run it again."
+    why = "other work ran, or there are more ranks than cores"
+    return f"\nDisturbed: a rank had no core for {share:.0%} of the time: {why}."
 
 
 def bar(start: str, value: float, most: float, end: str = "") -> str:

@@ -116,18 +116,15 @@ def _open_gates(layers: Sequence[nn.Module], made: Layers) -> None:
 
     They stay as they are if the layers then fail, or make something that is not finite.
     """
-    weights = (
-        weight for weight in weights_of(layers) if weight.requires_grad and weight.numel() and not weight.is_meta
-    )
+    trainable = (weight for weight in weights_of(layers) if weight.requires_grad and not weight.is_meta)
+    weights = [weight for weight in trainable if weight.numel()]
     closed = {weight: weight.detach().clone() for weight in weights if weight.detach().abs().max() < _ABOUT_ZERO}
+    if not closed:
+        return
     for weight in closed:  # copies of a tied weight stay equal
         weight.data.uniform_(0.05, 0.15, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), seeded(0):
-        y = (
-            or_none(tried, lambda: nn.Sequential(*deepcopy(layers))(rows_for_trial(made, 2)[0]), "", "")
-            if closed
-            else None
-        )
+        y = or_none(tried, lambda: nn.Sequential(*deepcopy(layers))(rows_for_trial(made, 2)[0]), "", "")
     if not isinstance(y, Tensor) or not y.isfinite().all():
         for weight, before in closed.items():
             weight.data.copy_(before)
