@@ -51,13 +51,16 @@ def main(name: str) -> int:
     except RecordError as error:
         parser.error(str(error))
     if not made.exhibits:
-        shorter = f"{name}_quick" if f"{name}_quick" in sweep_names() else name
-        parser.error(made.answer or nothing(options.outputs, ANY_RUN if own is None else command(shorter)))
+        parser.error(made.answer or nothing(options.outputs, ANY_RUN if own is None else command(_quick(name))))
     save(made.exhibits, folder)
     print_answer(made.answer)
     print_missing(made.missing)
     print_unreadable(store)
     return 0
+
+
+def _quick(name: str) -> str:
+    return f"{name}_quick" if f"{name}_quick" in sweep_names() else name
 
 
 def section(name: str, store: Store) -> Section:
@@ -72,7 +75,8 @@ def section(name: str, store: Store) -> Section:
     exhibits = [exhibit for exhibit in module.exhibits(given) if exhibit] if len(given) else []
     answer = module.answer(given) if len(given) else ""
     if is_experiment and not answer and not runs.empty:
-        left, remedy = "The finished runs do not answer the question yet", f" `{command(name)}` runs what is missing."
+        left, quick = "The finished runs do not answer the question yet", command(_quick(name))
+        remedy = f" `{quick}` runs what is missing."
         if store.schedules:
             left, remedy = f"--schedule={','.join(store.schedules)} leaves too few runs to answer the question", ""
         answer = f"{left}: it needs {module.NEEDS}.{remedy}"

@@ -267,6 +267,9 @@ def _notes(plan: Plan, found: Found) -> list[str]:
     sums = used_profile(plan.config) is not None or getattr(plan.config.device, "reduce_ms", None)
     if any(priced.choice.replicas > 1 for priced in found.front) and not sums:
         notes.append("the sums of the gradients over the replicas take no time here: they are not known")
+    if "balanced" in plan.space.partitions and plan.pricer.subject.memory is not None:
+        only = "a balanced partition is tried only where it is fastest within memory_gib"
+        notes.append(f"{only}: with less memory there can be other plans")
     if cap is not None and found.over and found.over[-1].step < found.front[0].step:
         faster, unit = found.over[-1], "ms" if prices.is_known else "units"
         notes.append(
@@ -337,13 +340,10 @@ def show_plans(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run:
         Column("binds", binds, importance=40, about="binds: what keeps a plan from being faster."),
     ]
     show_columns(table, "outputs/plans")
-    these = (
-        "Each plan is slower and smaller than the one above it; every other plan that was tried is slower than one of "
-    )
-    these += "these, and no smaller"
-    these = these if len(plans) > 1 else "Every other plan that was tried, if any, is slower, and no smaller"
-    rest = "a balanced partition is tried only where it is fastest within memory_gib, so a tighter one can find others"
-    paragraph(f"{these}; {rest}." if any(largest) else "The memory of layers is not known: this is the fastest plan.")
+    text = "Each is slower and smaller than the one above; each other plan is slower than one of these, and no smaller."
+    if len(plans) == 1:
+        text = "Every other plan that was tried, if any, is slower, and no smaller."
+    paragraph(text if any(largest) else "The memory of layers is not known: this is the fastest plan.")
     out.print(f"\nrun   {run} plan1", soft_wrap=True, markup=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -86,7 +87,9 @@ def refusal(error: BaseException) -> list[str]:
         key, names = match[1], list(GROUPS)
     texts[0] = texts[0].removeprefix("In 'base': ")  # microp's own file; another one's name helps
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
-    if (own := typed_words().config_name) and ("Value 'calc:" in text or "appears more than once" in text):
+    is_own = isinstance(error, MissingConfigException) and key not in " ".join(sys.argv) and text[:3] != "In "
+    is_own = is_own or "Value 'calc:" in text or "appears more than once" in text
+    if (own := typed_words().config_name) and is_own:
         text = f"In '{own}': {text.partition(': Value ')[0]}"
     remedy = _remedy(text, key)
     alike = [name for name in names if key in (name.rpartition(".")[2], _initials(name))]

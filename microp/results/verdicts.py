@@ -116,14 +116,17 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
     """Yield whether the fastest pipeline among the rows is faster than one process with one microbatch, per question.
 
     A run of one process is among the rows, or else in the folder of their runs, if there is one of as many steps; its
-    model, batch and device are the same. What `noise` leaves open, and what is more times as fast than there are ranks,
-    is too noisy to say.
+    model, batch and device are the same; what differs between questions is named. What `noise` leaves open, and what is
+    more times as fast than there are ranks, is too noisy to say.
     """
     here = {row.folder for row in rows}
     folders = {row.folder.parents[1] for row in rows}
     recorded = [row for runs in folders for run in runs.glob("*-m1-k1-*") for row in read_runs(run)[0]]
     known = {row.folder: row for row in (*rows, *map(recorded_point, recorded))}.values()
-    for runs in _alike((row for row in known if row.summary["status"] == "finished"), HOW):
+    alike = _alike((row for row in known if row.summary["status"] == "finished"), HOW)
+    alike = [runs for runs in alike if any(row.folder in here for row in runs)]
+    differing = swept([{key: value for key, value in runs[0].config.items() if key not in HOW} for runs in alike])
+    for number, runs in enumerate(alike):
         launches = [(_median_ms(own), own[0]) for own in _alike(runs, (LAUNCH, *NOT_ASKED))]
         is_single = len(launches) == len(runs)
         alone = [each for each in launches if each[1].config["chunks"] == _ranks(each[1]) == 1]
@@ -146,9 +149,10 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
                 faster, is_single = f"too noisy to say which is faster: {why}", False
             policy = best.config["checkpointing"]["name"]
             recomputes = f", checkpointing={policy}," if policy != one.config["checkpointing"]["name"] else ""
+            question = " ".join(f"{key}={values[number]}" for key, values in differing.items())
             yield (
-                f"one {what} takes {alone_ms:.4g} ms for this step{_mark(one)}; {best.summary['schedule']} with "
-                f"chunks={best.config['chunks']}{recomputes} on {_ranks(best)} ranks"
+                f"{question}{': ' * bool(question)}one {what} takes {alone_ms:.4g} ms for this step{_mark(one)}; "
+                f"{best.summary['schedule']} with chunks={best.config['chunks']}{recomputes} on {_ranks(best)} ranks"
                 f"{f', the {which} of these pipelines,' if every > 1 else ''} takes {best_ms:.4g} ms"
                 f"{_mark(best)}: {faster}{', in one launch each' * is_single}"
             )

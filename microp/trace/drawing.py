@@ -113,14 +113,14 @@ def svg(
     scale: Scale = MILLISECONDS,
     sums: Mapping[str, Sequence[Reduction]] | None = None,
 ) -> str:
-    """Return the drawing of `figure` as an SVG element, for HTML; empty for more than DRAWN actions."""
+    """Return the drawing of `figure` as an SVG element as wide as its place, for HTML; empty for over DRAWN actions."""
     if sum(map(len, panels.values())) > DRAWN:
         return ""
     file = StringIO()
     with _style():
         sheet(panels, scale, sums).savefig(file, format="svg", metadata={"Date": None, "Title": title})
     text = file.getvalue()
-    return text[text.index("<svg") :]
+    return text[text.index("<svg") :].replace("<svg", '<svg style="max-width: 100%; height: auto"', 1)
 
 
 def _style() -> AbstractContextManager[Any]:

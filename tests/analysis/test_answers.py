@@ -226,7 +226,7 @@ def test_without_runs_there_is_no_answer_and_with_too_few_it_says_what_is_missin
         store = Made([row])
         said = section(name, store).answer
         assert said.startswith("The finished runs do not answer the question yet: it needs ")
-        assert said.endswith(f". `python -m microp.run -cn {name}` runs what is missing.")
+        assert said.endswith(f". `python -m microp.run -cn {name}_quick` runs what is missing.")
         needs, store.schedules = said.partition(" yet: ")[2].partition(". `")[0], ["gpipe", "mine"]
         few = f"--schedule=gpipe,mine leaves too few runs to answer the question: {needs}."
         assert section(name, store).answer == few

@@ -220,6 +220,9 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
     assert said.endswith(" takes 50 ms: 1.60 times as fast, in one launch each")
     several = [ran("ranks=1 chunks=1 steps=3", 20.0), ran("ranks=1 chunks=1", 80.0)]
     assert next(one_process([*pipelines, *several])).startswith("one process takes 80 ms")  # of as many steps
+    larger = [ran("model.layers=32", 90.0), ran("ranks=1 chunks=1 model.layers=32", 180.0)]
+    starts = [said.partition(" ms ")[0] for said in one_process([*pipelines, *several[1:], *larger])]
+    assert starts == ["model.layers=16: one process takes 80", "model.layers=32: one process takes 180"]
     [slower] = one_process([*pipelines, ran("ranks=1 chunks=1", 40.0)])
     assert slower.endswith("takes 50 ms: no pipeline here is faster, in one launch each")
     loaded = (Disturbance("load", "load 30 on 2 cores"),)
