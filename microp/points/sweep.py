@@ -129,7 +129,8 @@ class SweepCallback(hydra_app.PointsCallback):
         if not self._is_open:
             return False
         self._is_open = False
-        self.show_rows()
+        if rows := self.show_rows():
+            self._show_next(rows)
         try:
             self.write_table()
         except OSError as error:
@@ -138,9 +139,9 @@ class SweepCallback(hydra_app.PointsCallback):
 
     def begin(self, config: DictConfig, points: list[hydra_app.Point]) -> None:
         self._points: dict[str, Planned] = {}
-        experiment = experiment_of(config.hydra.job.config_name)
-        for point in points:
-            self._points.setdefault(point.made.run_id, Planned.now(*point, experiment))  # equal points are one run
+        self._experiment, self._output = experiment_of(config.hydra.job.config_name), Path(config.output_dir)
+        for point in points:  # equal points are one run
+            self._points.setdefault(point.made.run_id, Planned.now(*point, self._experiment))
         self._all = [point.overrides for point in points]
         self._again = not hydra_app.is_sweep(config) or config.again
         self._tracking = read_config(config).tracking
@@ -180,15 +181,7 @@ class SweepCallback(hydra_app.PointsCallback):
         rows = self.show_rows()
         if len(rows) == 1:
             show_step(rows[0].folder, rows[0].summary)
-        done = [row for row in rows if row.summary["status"] == "finished"]
-        sweep = (experiment_of(config.hydra.job.config_name) or "") if self._plan else None
-        print_next_commands(
-            Path(config.output_dir),
-            self._tracking.reachable(),
-            done,
-            sweep,
-            self._plan.folder if self._plan else Path(),
-        )
+        done = self._show_next(rows)
         texts = (lacks_profile(point.config, point.job) for point in self._points.values() if self._is_first)
         if hint := next(filter(None, texts), None):  # once in an output folder
             console.note(hint)
@@ -202,6 +195,14 @@ class SweepCallback(hydra_app.PointsCallback):
         diverged = sum(row.summary["status"] == records.DIVERGED for row in rows)
         if (others := max(1, len(self._points)) - len(done)) > 0:
             raise SystemExit(DIVERGED_CODE if others == diverged else 1)
+
+    def _show_next(self, rows: list[PointRow]) -> list[PointRow]:
+        """Print what to type next, and return the rows of what has finished."""
+        done = [row for row in rows if row.summary["status"] == "finished"]
+        sweep = (self._experiment or "") if self._plan else None
+        folder = self._plan.folder if self._plan else Path()
+        print_next_commands(self._output, self._tracking.reachable(), done, sweep, folder)
+        return done
 
     def show_rows(self) -> list[PointRow]:
         """Print the table of the points that have a summary and return its rows."""
