@@ -34,6 +34,7 @@ from microp.trace import makespan
 
 SMALLEST = 0.05  # %: an error below it is drawn as this, as the axis is logarithmic
 CLIPPED = f"errors below {SMALLEST} % are drawn there"
+MARKED = 50  # runs of a curve at most
 NOISE = (0, (3, 2))  # the dashes of the noise between launches
 
 
@@ -99,11 +100,11 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
         return None
     best = [judged(row) for row in records(known[known["forecast"] == "predicted"])]
     text = (
-        "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
-        "a marker per configuration, the median of its launches. Second: median error of the prediction, of the replay "
-        "and of three baselines, each with one number that is fitted to the other configurations of the problem: the "
-        "busiest rank's operations (FLOPs), these over 1 - (K-1)/(M+K-1) (closed bubble), and the mean step time; "
-        f"{CLIPPED}. {'; '.join(best)}. Bias: the median error with its sign."
+        "Step times known before the run, from a profile or from nominal times, against measured ones; a marker per "
+        "configuration, the median of its launches. Second: median error over configurations (hollow if most of these "
+        "are) of the prediction, of the replay and of three baselines, each with one number fitted to the other "
+        "configurations of the problem: the busiest rank's operations (FLOPs), these over 1 - (K-1)/(M+K-1) (closed "
+        f"bubble), and the mean step time; {CLIPPED}. {'; '.join(best)}. Bias: the median error with its sign."
     )
     if known["tau"].notna().any():
         text += " Kendall's tau: 1 if the prediction ranks configurations as measured, -1 if in reverse."
@@ -114,9 +115,10 @@ def _predicted(runs: pd.DataFrame, _: pd.DataFrame, table: pd.DataFrame, known: 
     figure, axes = plot.panels(2, 3.2)
     scatter(axes[0], table.assign(hollow=table["measured.wide"]), "group", "measured", "predicted", "step")
     known = known.assign(shown=(100 * known["median"]).clip(lower=SMALLEST))
-    kinds = looks.looks(sorted(known["kind"].unique()))
-    for number, (kind, look) in enumerate(kinds.items()):
-        own = known[known["kind"] == kind]
+    kinds = sorted(known["kind"].unique())
+    named = looks.looks([*sorted(table["group"].unique()), *kinds])  # other looks than those of the first panel
+    for number, kind in enumerate(kinds):
+        own, look = known[known["kind"] == kind], named[kind]
         at = [FORECASTS.index(name) + 0.15 * number for name in own["forecast"]]
         fill = "none" if own["hollow"].all() else "full"  # of most configurations
         axes[1].plot(own["shown"], at, look.marker, color=look.colour, label=f"error, {kind}", fillstyle=fill)
@@ -198,37 +200,35 @@ def _summary(kind: Any, own: pd.DataFrame) -> str:
 
 
 def _draw(table: pd.DataFrame) -> Any:
-    figure, axes = plot.panels(1 + (len(table) > 1), 3.0)
-    named = looks.looks(sorted(table["kind"].unique()))
+    several = len(table) > 1
+    figure, axes = plot.panels(1 + several, 3.0)
     scatter(axes[0], table.assign(hollow=table["disturbed"]), "kind", "measured_ms", "replayed_ms", "makespan")
     keys = [looks.thin("replayed = measured")]
-    if len(axes) > 1:
-        _errors(axes[1], table, named)
-        keys = [looks.line("error", "-"), looks.thin("first panel: replayed = measured; second: 1 % and 5 %")]
-    if len(axes) > 1 and table["noise"].notna().any():
-        keys.insert(1, looks.line("noise between launches", NOISE))
+    if several:
+        _errors(axes[1], table)
+        noise = [looks.line("noise between launches", NOISE)] * bool(table["noise"].notna().any())
+        keys = [looks.line("error", "-"), *noise, looks.thin("first panel: replayed = measured; second: 1 % and 5 %")]
     plot.legend(figure, keys)
     return figure
 
 
-def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
-    for kind, look in named.items():
-        own = table[table["kind"] == kind]
-        fill = "none" if own["disturbed"].any() else "full"  # one curve of all
-        _shares(axis, own["error"], color=look.colour, marker=look.marker, markersize=4, fillstyle=fill)
-        _shares(axis, own["noise"].dropna(), color=look.colour, linestyle=NOISE, linewidth=1)
+def _errors(axis: Axes, table: pd.DataFrame) -> None:
+    """Draw the cumulative shares of runs over the size of error and noise, with markers for some runs' errors."""
+    for kind, look in looks.looks(sorted(table["kind"].unique())).items():
+        own = table[table["kind"] == kind].sort_values("error", key=abs, kind="stable")
+        sizes = (100 * own[["error", "noise"]].abs()).clip(lower=SMALLEST)
+        sns.ecdfplot(x=sizes["error"], ax=axis, color=look.colour)
+        if sizes["noise"].notna().any():
+            sns.ecdfplot(x=sizes["noise"].dropna(), ax=axis, color=look.colour, linestyle=NOISE, linewidth=1)
+        some = slice(None, None, -(-len(own) // MARKED))
+        error, share = sizes["error"].to_numpy()[some], np.linspace(0, 1, len(own) + 1)[1:][some]
+        axis.plot(error, share, look.marker, color=look.colour, markersize=4)
+        plot.hollow(axis, error, share, own["disturbed"].to_numpy(dtype=bool)[some], look, markersize=4)
     for distance in (1, 5):
         axis.axvline(distance, **looks.THIN)
     plot.titled(axis, x="error, %", y="share of runs", own=True)
     scales.logarithmic(axis.xaxis, (SMALLEST, 60))
     axis.set_ylim(0, 1.03)
-
-
-def _shares(axis: Axes, values: pd.Series[float], **look: Any) -> None:
-    """Draw the cumulative share of values over their size in percent, with some markers."""
-    if not values.empty:
-        every = 1, max(1, len(values) // 7)
-        sns.ecdfplot(x=(100 * values.abs()).clip(lower=SMALLEST), ax=axis, markevery=every, **look)
 
 
 if __name__ == "__main__":

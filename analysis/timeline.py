@@ -39,7 +39,7 @@ from microp.records import (
     read_traced_step,
     row_files,
 )
-from microp.results import swept, unscaled
+from microp.results import HOW, swept, unscaled
 from microp.schedule import Schedule
 from microp.system import CommandParser, run_command
 from microp.terminal import console, out
@@ -132,7 +132,7 @@ def _alone(run: _Run) -> _Drawing:
     """Return the drawing of a run: its step replayed above measured."""
     attempt, summary, (schedule, panels, sums) = run
     clocks = clocks_text(summary)
-    title = f"{attempt.parent.name}, {attempt.name}: last measured step{run.doubt}"
+    title = f"{attempt.parent.name}, {attempt.name}: last measured step{_kind(run)}{run.doubt}"
     about = {"predicted": summary.get("predicted"), "replicas": summary["replicas"], "clocks": clocks}
     schedules, file = dict.fromkeys(panels, schedule), f"timeline-{attempt.parent.name}-{attempt.name}"
     return _Drawing(f"{title}; {clocks}" if clocks else title, file, [""], panels, sums, schedules, about)
@@ -145,17 +145,22 @@ def _together(runs: Sequence[_Run]) -> _Drawing:
     configs = [{**LATER, **read_config(run.attempt)} for run in runs]
     keys = swept(configs)
     told = [key for key in keys if key not in ("schedule", "chunks", "ranks") and not key.startswith("tracking")]
+    unlike = [key for key in told if key.partition(".")[0] not in HOW]
     words = zip(*([f"{key}={value}" for value in keys[key]] for key in told), strict=True)
     longer = [" ".join([name, *own]) for name, own in zip(short, words, strict=False)]
     names = next((names for names in (short, longer) if len(set(names)) == len(runs)), ids)
-    names = [f"{name}{run.doubt or run.summed}" for name, run in zip(names, runs, strict=True)]
+    names = [f"{name}{_kind(run)}{run.doubt or run.summed}" for name, run in zip(names, runs, strict=True)]
     panels = {name: run.step.panels["measured"] for name, run in zip(names, runs, strict=True)}
     sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}
     schedules = {name: run.step.schedule for name, run in zip(names, runs, strict=True)}
     file = f"timelines-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:8]}"
-    title, reason = f"{len(runs)} runs on one time axis, the last measured step of each", unscaled(configs)
-    title += f"; {reason}" * bool(reason)
-    return _Drawing(title, file, names, panels, sums, schedules, {"compares": reason is None})
+    reason = unscaled(configs) or f"they do not compare: they differ in {', '.join(unlike)}" * bool(unlike)
+    title = f"{len(runs)} runs on one time axis, the last measured step of each{'; ' * bool(reason)}{reason}"
+    return _Drawing(title, file, names, panels, sums, schedules, {"compares": not reason})
+
+
+def _kind(run: _Run) -> str:
+    return " (emulated)" * (run.summary.get("device") == "emulated")
 
 
 def newest_traced(folder: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[str]]:

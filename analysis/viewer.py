@@ -96,14 +96,9 @@ def _names(runs: pd.DataFrame) -> list[str]:
 
 def _name(row: dict[str, Any]) -> str:
     name = f"{row['schedule']}, M={row['chunks']}, K={row['ranks']}, {row['device']} {row['model']}"
-    name += f", {counted(row['batch_size'], 'row')}"
-    if row["replicas"] > 1:
-        name += f", {row['replicas']} replicas"
-    if len(set(row["partition"])) > 1:
-        name += f", layers {row['partition']}"
-    if row["checkpointing"] != "never":
-        name += f", checkpointing {row['checkpointing']}"
-    return name
+    name += f", {counted(row['batch_size'], 'row')}" + f", {row['replicas']} replicas" * (row["replicas"] > 1)
+    name += f", layers {row['partition']}" * (len(set(row["partition"])) > 1)
+    return name + f", checkpointing {row['checkpointing']}" * bool(row["checkpointing"] != "never")
 
 
 def _timeline(row: dict[str, Any], name: str, step: TracedStep) -> dict[str, Any]:

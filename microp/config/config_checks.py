@@ -308,12 +308,12 @@ def warnings(config: Config, job: Job) -> list[str]:
 
 
 def memory_doubts(config: Config) -> list[str]:
-    """Return why the memory that is predicted of a model of the user's own may be too low."""
+    """Return why the memory that is predicted of a model of the user's own may be off."""
     if not (scattered := config.model.facts.scattered):
         return []
     return [
         f"{_layers(scattered)}: the output does not lie in one piece, and is copied where it is sent or used: "
-        "predicted memory leaves such copies out, so let the layer end in .contiguous()"
+        "predicted memory knows of no such copy, and can be too low or too high, so let the layer end in .contiguous()"
     ]
 
 

@@ -59,14 +59,13 @@ DISTURBANCES = {
 def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Disturbance]:
     """Return why the timing of a run was disturbed, by its `summary.json` and `env.json`; nothing if none is known."""
     found: list[Disturbance] = []
-    if summary["status"] != "finished":  # its times are none to rely on anyway, and its status says so
+    if not (step := summary.get("step_ms")):
         return found
     is_nominal = (nominal := summary.get("nominal")) is not None and nominal["step"] <= OVER_NOMINAL
     if nominal and not is_nominal:  # first, as a table has room for one
         share = f"{100 * nominal['work']:.0f} % real work"
         found.append(Disturbance("nominal", f"{nominal['step']:.3f} x nominal, {share}"))
-    step = summary.get("step_ms")
-    if step and (spread := (step["p90"] - step["p10"]) / step["median"]) > WIDE_STEPS:
+    if (spread := (step["p90"] - step["p10"]) / step["median"]) > WIDE_STEPS:
         found.append(Disturbance("spread", f"spread {100 * spread:.0f} %"))
     if not is_nominal:
         found += _busy(summary, env)

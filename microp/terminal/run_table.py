@@ -63,7 +63,8 @@ def show_runs(rows: Sequence[results.PointRow], whole: str) -> None:
             remedy += ", or with longer times"
             if min(works) > MOSTLY_WORK:  # in each of them
                 remedy = "the real work takes longer than it was told: use longer times, or a smaller model"
-        paragraph(f"disturbed: {which} ({', '.join(kinds.values())}); {remedy}.", style=CAUTION)
+        first = "; a row shows the first of its own" * (several and any(len(row.disturbed) > 1 for row in disturbed))
+        paragraph(f"disturbed: {which} ({', '.join(kinds.values())}{first}); {remedy}.", style=CAUTION)
     if others := {other for row in rows if (other := (row.summary.get("predicted") or {}).get("stand_in"))}:
         paragraph(f"No peak MiB where a small model stood in for the profile's ({min(others)}); its loss is its own.")
     for sentence in (*results.verdicts(rows), *results.one_process(rows)):

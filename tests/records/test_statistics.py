@@ -107,7 +107,7 @@ WIDE = {"step_ms": {"median": 10.0, "p10": 9.0, "p90": 14.0}, "overruns": 12}
         ({"nominal": {"step": 1.03, "work": 0.1}}, BUSY, ["1.030 x nominal, 10 % real work", "load 3.1"]),
         ({"device": "cpu"}, {"parallel": True}, ["parallel"]),
         ({"device": "emulated"}, {"parallel": True}, []),  # of which the actions that took longer are counted
-        ({"overruns": 1, "status": "failed"}, {"cores": 2, "load": {"end": 9.0}}, []),  # its status says enough
+        ({"overruns": 1, "status": "failed"}, {"cores": 2, "load": {"end": 9.0}}, ["load 9.0", "1 overrun"]),
     ],
 )
 def test_a_run_whose_timing_was_disturbed_says_why(summary, env, reasons):
