@@ -98,7 +98,7 @@ def _name(row: dict[str, Any]) -> str:
     name = f"{row['schedule']}, M={row['chunks']}, K={row['ranks']}, {row['device']} {row['model']}"
     name += f", {counted(row['batch_size'], 'row')}" + f", {row['replicas']} replicas" * (row["replicas"] > 1)
     name += f", layers {row['partition']}" * (len(set(row["partition"])) > 1)
-    return name + f", checkpointing {row['checkpointing']}" * bool(row["checkpointing"] != "never")
+    return str(name + f", checkpointing {row['checkpointing']}" * (row["checkpointing"] != "never"))
 
 
 def _timeline(row: dict[str, Any], name: str, step: TracedStep) -> dict[str, Any]:
