@@ -79,12 +79,13 @@ def _alike(compared: pd.DataFrame) -> pd.DataFrame:
 
 def _policy(policy: str, table: pd.DataFrame) -> str:
     """Return the cost and the saving of one policy; the ranges are over models, schedules and M."""
-    text = f"with {policy}, a step takes {middle(table['ratio'])} times as long as with checkpointing=never"
+    noisy = doubts(table, "ratio")  # which are none of the memory
+    text = f"with {policy}, a step takes {middle(table['ratio'])} times as long as with checkpointing=never{noisy}"
     if table["simulated"].notna().any():
         text += f", by simulation {middle(table['simulated'])},"
     if table["kept"].notna().any():
         text += f" and keeps {middle(table['kept'])} of the peak activations"
-    return f"{text}{doubts(table, 'ratio')}"
+    return text
 
 
 # --- time ------------------------------------------------------------------------------------------
@@ -236,8 +237,8 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     if not compared.empty:
         costs = _alike(compared)
         told = "; ".join(
-            f"{name} has {own['ratio'].median():.2f} of the step time and {own['kept'].median():.2f} of the activations"
-            f"{doubts(own, 'ratio')}"
+            f"{name} has {own['ratio'].median():.2f} of the step time{doubts(own, 'ratio')} and "
+            f"{own['kept'].median():.2f} of the activations"
             for name in POLICIES
             if not (own := costs[costs["checkpointing"] == name]).empty
         )

@@ -68,8 +68,7 @@ def answer(runs: pd.DataFrame) -> str:
         told.append(f"run in turn within one launch, ddp's step time over that of torch_ddp is {seen}")
     # 3. the ring
     fits = ring_fits(ring_sums(runs[runs["ring"]])[1]).items()
-    per = [f"{number(a)} ms per message and {number(b / 1024)} GiB/s with {n} replicas" for n, (a, b) in fits]
-    if per:
+    if per := [f"{number(a)} ms per message and {number(b / 1024)} GiB/s with {n} replicas" for n, (a, b) in fits]:
         told.append(f"the ring's latency and bandwidth, fitted to its sums, are {listed(per)}")
     # 4. the most emulated replicas
     _, compared = relative_to_one(runs[runs["device"] == "emulated"])

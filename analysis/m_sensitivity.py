@@ -68,8 +68,7 @@ def answer(both: tuple[pd.DataFrame, pd.DataFrame]) -> str:
     if rows.empty:
         return ""
     first = rows[rows["fixed"] == rows.groupby(["device", "ranks"])["fixed"].transform("min")]  # a fixed batch, if any
-    told = [text for _, own in first.groupby("panel", sort=False) if (text := _ends(own))]
-    if not told:
+    if not (told := [text for _, own in first.groupby("panel", sort=False) if (text := _ends(own))]):
         return ""
     by_fixed = rows.sort_values("fixed", kind="stable").groupby("panel", sort=False)
     memories = [text for _, own in by_fixed if (text := _memories(own))]
@@ -80,8 +79,7 @@ def answer(both: tuple[pd.DataFrame, pd.DataFrame]) -> str:
 def _ends(rows: pd.DataFrame) -> str:
     """Return what happens from the smallest to the largest M of a panel under the first pipelined schedule."""
     reach = rows[rows["schedule"] != "naive"].groupby("schedule")["chunks"].nunique()
-    names = looks.in_order(sorted(reach[reach > 1].index))
-    if not names:
+    if not (names := looks.in_order(sorted(reach[reach > 1].index))):
         return ""
     own, panel, is_batch = rows[rows["schedule"] == names[0]], rows["panel"].iloc[0], rows["fixed"].iloc[0] == "batch"
     own = own.assign(**{"per microbatch": own["step_ms.median"] / own["chunks"]})

@@ -123,8 +123,7 @@ def _position(rows: pd.DataFrame) -> str:
     """Return whether a heavy first rank is cheaper than a heavy last one, under 1F1B at a share near 50 %."""
     rows = rows[(rows["schedule"] == "1f1b") & (rows["share"] > rows["share"].min())]
     first, last = rows[rows["position"] == 0], rows[rows["position"] == rows["ranks"] - 1]
-    shares = {*first["share"]} & {*last["share"]}
-    if not shares:
+    if not (shares := {*first["share"]} & {*last["share"]}):
         return ""
     share = min(shares, key=lambda share: abs(share - 50))
     first, last = (side[side["share"] == share] for side in (first, last))

@@ -52,7 +52,9 @@ def prepared(runs: pd.DataFrame) -> Given:
     table = pd.DataFrame([line for row in records(runs) for line in _compare(row)])
     if not table.empty:
         table["error"] = table["replayed_ms"] / table["measured_ms"] - 1
-        table["noise"] = table.groupby("question")["measured_ms"].transform(_from_the_others)
+        table["noise"] = table.groupby("question")["measured_ms"].transform(
+            lambda own: own / of_the_others(own, np.median) - 1 if len(own) > 1 else own * np.nan  # from the others
+        )
     predicted = forecasts(runs)
     return Given(runs, table, predicted, predicted if predicted.empty else summary(predicted))
 
@@ -185,11 +187,6 @@ def measured_steps(attempt: Path, ranks: int) -> list[list[Row]]:
 
 def makespan_ms(step: Sequence[Row]) -> float:
     return float(max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step)) / 1e6
-
-
-def _from_the_others(values: pd.Series[float]) -> pd.Series[float]:
-    """Return the relative distance of each value from the median of the others; NaN for a single value."""
-    return values / of_the_others(values, np.median) - 1 if len(values) > 1 else values * np.nan
 
 
 def _summary(kind: Any, own: pd.DataFrame) -> str:

@@ -66,6 +66,8 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
     """Return one figure with one panel per configuration, and one of schedules on one time axis."""
     found, room = _panels(runs), plot.WIDTH - _beside() - 0.3  # of a title, which begins where the bars do
     heights = [AROUND + LINE + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP) for own in found]
+    order = sorted(range(len(found)), key=lambda at: heights[at] > PAGE / 2)
+    found, heights = ([each[at] for at in order] for each in (found, heights))
     panels = found[: max(1, int(np.searchsorted(np.cumsum(heights), PAGE)))]
     titles = [fitting.wrapped(title, room, LINES) for title in _titles(panels, found)]
     heights = [height + LINE * title.count("\n") for height, title in zip(heights, titles, strict=False)]
@@ -79,13 +81,14 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
     plot.legend(figure, [Patch(**_look(kind), label=LOOKS[kind][2]) for kind in shown])
     plot.head(figure, nominal_of(pd.concat(panels)))
     text = (
-        "Wall time of a traced step by kind, one bar per rank, whose number is at its end; the time of the whole step "
-        "is beside the name, the mean share of compute in the bars. A panel holds the schedules of one configuration: "
-        "its title has what tells it from other panels, and its bars differ only in what their names say. Host: what "
-        "is left, the rank's own time around its actions. Waits in warm-up, steady phase and drain are for another "
-        "rank to finish an action; transfer is a wait for a tensor that was already being sent. Of several launches "
-        f"that with the median step time is shown. Drawn: {len(panels)} of {counted(len(found), 'panel')}, of most "
-        f"schedules first; the table has all, and kinds below {percent(SEEN)} of a bar.{_outliers(pd.concat(panels))}"
+        "Wall time by kind of the last measured step, which can be longer than the median of tables, one bar per rank, "
+        "whose number is at its end; the time of the whole step is beside the name, the mean share of compute in the "
+        "bars. A panel holds the schedules of one configuration: its title tells it from other panels, and its "
+        "bars differ only in what their names say. Host: the rank's own time around its actions. Waits in warm-up, "
+        "steady phase and drain are for another rank to finish an action; transfer is a wait for a tensor that was "
+        "already being sent. Of several launches that with the median step time is shown. "
+        f"Drawn: {len(panels)} of {counted(len(found), 'panel')}, of most schedules first, but what fills over half a "
+        f"page last; the table has all, and kinds below {percent(SEEN)} of a bar.{_outliers(pd.concat(panels))}"
     )
     times = Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)
     return [times, *_on_one_axis(found)]
@@ -93,11 +96,13 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
 
 def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     """Return a figure of the steps of the configuration with most schedules, one above the other; none without two."""
-    several = [own for own in configurations if own["schedule"].nunique() > 1]
-    if not several:
+    if not (several := [own for own in configurations if own["schedule"].nunique() > 1]):
         return []
     several = [own for own in several if (own["chunks"] >= own["ranks"]).any()] or several  # else orders hardly differ
-    best = max(several, key=lambda rows: (min(MOST_STEPS, rows["schedule"].nunique()), -rows["disturbed"].mean()))
+    plain = {id(own): own["checkpointing"].iloc[0] == "never" for own in several}
+    best = max(
+        several, key=lambda own: (min(MOST_STEPS, len({*own["schedule"]})), plain[id(own)], -own["disturbed"].mean())
+    )
     own = best.drop_duplicates("schedule")
     order = sorted(looks.in_order(own["schedule"]), key=lambda name: name == "naive")[:MOST_STEPS]  # its step is long
     rows = {row["schedule"]: {**row, "time_ms": True} for row in records(own)}
@@ -115,11 +120,10 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     figure, used = sheet(panels, sums=sums, row=row, width=plot.WIDTH), own[own["schedule"].isin(order)]
     noisy = ", ".join(schedule for schedule in order if rows[schedule]["disturbed"])
     left_out = [schedule for schedule in looks.in_order(own["schedule"]) if schedule not in order]
-    title = _titles([own], configurations)[0]
     text = (
         f"The last measured step of {len(panels)} schedules, one launch each, one above the other on one time axis: "
-        f"{title}.{f' Left out: {listed(left_out)}.' if left_out else ''} python -m analysis.timeline RUN "
-        f"RUN draws any runs so.{noisy and f' Disturbed: {noisy}.'}{_outliers(used)}"
+        f"{_titles([own], configurations)[0]}.{f' Left out: {listed(left_out)}.' if left_out else ''} python -m "
+        f"analysis.timeline RUN RUN draws any runs so.{noisy and f' Disturbed: {noisy}.'}{_outliers(used)}"
     )
     return [Exhibit("schedule-timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
 

@@ -42,8 +42,7 @@ def evenly(axis: Axes, values: Iterable[float]) -> None:
 
 def logarithmic(scale: Axis, values: Iterable[float]) -> None:
     """Make an axis logarithmic, with room around `values` and plain numbers as ticks."""
-    known = [float(value) for value in values if value > 0]
-    if not known:
+    if not (known := [float(value) for value in values if value > 0]):
         return
     axis = scale.axes
     across = scale is axis.xaxis

@@ -116,8 +116,7 @@ def answer(
         told = told if len(told) <= MOST_TOLD else []
     if reason := nominal.uncompared(rows):
         told = [reason, *_of_equals(rows)]
-    known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
-    if known:
+    if known := [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]:
         ratios = over_launches(rows.dropna(subset=known, how="all"), ["point"], known)
         said = listed([f"{RATIOS[ratio]} {words.middle(ratios[ratio])}" for ratio in known])
         told.append(f"step times of engines that take turns, as ratios, medians over points with their ranges: {said}")

@@ -120,13 +120,14 @@ def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> 
         return [f"{noisy}: {ends} {unit}; {why}"], table
     calm = table if len(calm) < 2 else calm
     left_out = f", without {len(table) - len(calm)} disturbed" if len(calm) < len(table) else ""
-    first, *others = records(calm)
+    least, (first, *others) = records(table)[0], records(calm)
+    less = f" ({least['point']} took less, {spread(least, value, unit)})" if least["point"] != first["point"] else ""
     alike = [each["point"] for each in others if undecided(of[first["point"]], of[each["point"]], value)]
     alike[MOST:] = [f"{len(alike) - MOST} more"] * (len(alike) > MOST)
     rank = "least time" if alike else "fastest"
     told = [
         f"{rank} of {len(calm)} {what}{left_out}{doubts(calm, value)}: {first['point']} with "
-        f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}"
+        f"{spread(first, value, unit)}{less}, with a bubble of {spread(first, BUBBLE)}"
         f"{', not told apart from ' * bool(alike)}{listed(alike or [''])}; slowest: {others[-1]['point']} with "
         f"{spread(others[-1], value, unit)}"
     ]

@@ -39,7 +39,7 @@ _COUNT = {  # the keys and groups of a run that count for another command; where
 _TRAINING = {f"optimizer.{key}" for key in ("weight_decay", "decay", "warmup_steps", "betas")}  # take no other time
 _SILENT = {  # options and keys that another command takes, as its runs have them, and that change nothing it prints
     "profile": {"device=emulated", "device=estimate", *_TRAINING},
-    "order": {"costs.reduction", *_TRAINING},
+    "order": {"costs.reduction", "device.memory_gib", *_TRAINING},
     "plan": {"comms.timeout_s", "sync.all_reduce", "sync.bucket_mb", "sync.first_bucket_mb", *_TRAINING},
 }
 

@@ -82,9 +82,14 @@ def _about_part(part: str, parts: Sequence[str], rows: Sequence[results.PointRow
 
 
 def swept_columns(texts: dict[str, list[str]]) -> list[Column]:
-    """Return the columns of swept keys; numbers are aligned on the right, and the name of an option is never cut."""
+    """Return the columns of swept keys; numbers are aligned on the right, and the name of an option is never cut.
+
+    A key of an option that has a column itself is named without it: `drain` beside `schedule`.
+    """
+    groups = {key: key.partition(".")[0] for key in texts}
+    short = {key: key.partition(".")[2] if groups[key] in texts and groups[key] != key else key for key in texts}
     return [
-        Column(key, values, _side(values), SWEPT, LONG if "." in key else None, is_key=True)
+        Column(short[key], values, _side(values), SWEPT, LONG if "." in key else None, is_key=True)
         for key, values in texts.items()
     ]
 

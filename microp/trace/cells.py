@@ -9,7 +9,8 @@
 
 Of a rank's actions of an op nearly all are named or none: those that have room for the longest name, see `named`.
 
-A column shows what runs at its middle; an action that runs in the middle of no column is not drawn.
+A column shows what runs at its middle. An action that runs in the middle of no column is drawn where the rank is idle
+there, if it is longer than SHORT columns and the row has room for all of its actions; else it is not drawn.
 
 No number can be misread: a name stands whole inside its action's columns, and one with a stage has neither a letter
 nor a digit beside it. Without a stage every action begins with its op's letter.
@@ -30,6 +31,7 @@ from microp.trace.spans import Spans
 
 FILL = {"F": "-", "B": "=", "I": "=", "W": "~"}
 IDLE, REDUCED = "·", "R"
+SHORT = 0.2  # columns
 
 Place = Callable[[NDArray[np.generic]], NDArray[np.float64]]
 """Times -> columns, as real numbers: 0 is the left edge of the first column."""
@@ -62,6 +64,11 @@ def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, column
         fill = Cells(FILL[op], f"{look}-")
         drawn[first[index] : end[index]] = [Cells(op, look), *[fill] * int(end[index] - first[index] - 1)]
         boxes.append((int(first[index]), f"{stage if staged else ''}{op}{microbatch}", look))
+    #    a shorter one: its op, where nothing else is, unless there are too many of them
+    for index in np.flatnonzero((end == first) & (right - left > SHORT)).tolist() if 2 * len(left) <= columns else ():
+        op, stage, _ = spans.at(part.start + index)
+        if drawn[column := min(int((left[index] + right[index]) / 2), columns - 1)].text == IDLE:
+            drawn[column] = Cells(op, f"{op}{shade(stage, stages)}")
     # 2. their names; an action's own length counts, because rounding makes the numbers of columns uneven
     needed = max((len(name) for _, name, _ in boxes), default=0) + staged
     lengths = np.minimum(end - first, right - left + 1e-6)[end > first]

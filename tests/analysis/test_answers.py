@@ -169,7 +169,11 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
         (rows.assign(disturbed=rows["chunks"] == 8), "The times of 2 points are too noisy to rank (disturbed: 1 of 2)"),
         (threefold, "Fastest of 2 points (disturbed: 2 of 2): 8 with 135 ms per step (disturbed), with "),
         (more.assign(disturbed=more["chunks"] != 3), "The times of 4 points are too noisy to rank (disturbed: 3 of 4)"),
-        (more.assign(disturbed=more["chunks"].isin((8, 9))), "Least time of 2 points, without 2 disturbed: 2 with 180"),
+        (
+            more.assign(disturbed=more["chunks"].isin((8, 9))),
+            "Least time of 2 points, without 2 disturbed: 2 with 180 ms per step (8 took less, 135 ms per step "
+            "(disturbed)), with a bubble of ",
+        ),
         (rows[rows["chunks"] == 8], "135 ms per step (disturbed), with a bubble of "),
     ):
         assert sweep.answer(points, ["chunks"]).startswith(said)

@@ -41,7 +41,7 @@ NOT_ON = {  # command -> keys that do not count for it; a plan searches some of 
     ],
     "order": [
         *("steps", "engine.batch_weights", "snapshot.every", "sync.bucket_mb", "replicas", "comms"),
-        *("costs.reduction", "device.reduce_ms", "device.optimizer_ms", *TRAINING),
+        *("costs.reduction", "device.reduce_ms", "device.optimizer_ms", "device.memory_gib", *TRAINING),
     ],
 }
 

@@ -15,7 +15,7 @@ from microp.schedule import Schedule
 from microp.schedule.builders import Drain, gpipe, interleaved
 from microp.simulator import Costs, simulate
 from microp.trace import UNITS, Reduction, Span, plain, reductions, timeline
-from microp.trace.cells import FILL, IDLE, REDUCED
+from microp.trace.cells import FILL, IDLE, REDUCED, SHORT
 
 BOX = re.compile(r"(\d*)(?:(F)(\d*)-*|([BI])(\d*)=*|(W)(\d*)~*)|[-=~]|[R·]")
 
@@ -97,20 +97,27 @@ def test_what_is_drawn_is_what_the_spans_say(columns):
 def check_row(text: str, spans: list[Span], scale: float, schedule: Schedule) -> None:
     """Every box is an action at its place, and every action that runs in the middle of a column is a box.
 
+    A shorter one is a box of one column where nothing else is, if the row has room for all.
+
     Of the boxes of an op those with room for the row's longest name carry theirs, or none does.
     """
     place = {s: (float(s.start) * scale, float(s.end) * scale) for s in spans if s.end > s.start}
     column = {s: (ceil(left - 0.5), ceil(right - 0.5)) for s, (left, right) in place.items()}
     boxes = list(BOX.finditer(text))
+    whole = [box for box in boxes if any(left <= box.start() < box.end() <= right for left, right in column.values())]
     staged = schedule.stages > len(schedule.ranks)
     longest = max(len(str(span.action) if staged else str(span.action).lstrip("0123456789")) for span in place)
-    carries = {op: [bool(box[3] or box[5] or box[7]) for box in boxes if op in box[0]] for op in "FBIW"}
+    carries = {op: [bool(box[3] or box[5] or box[7]) for box in whole if op in box[0]] for op in "FBIW"}
     assert "".join(box[0] for box in boxes) == text
     for box in boxes:
         first, end = box.span()
         stage, op, number = box[1] or "", box[2] or box[4] or box[6], box[3] or box[5] or box[7]
+        inside = [s for s, (left, right) in place.items() if first <= (left + right) / 2 < end and right - left > SHORT]
         if box[0] == IDLE:
             assert not any(left < first < right for left, right in column.values())
+            assert not inside or 2 * len(spans) > len(text)
+        elif box not in whole:
+            assert (op, end - first, 2 * len(spans) <= len(text)) == (inside[0].op, 1, True)
         else:
             [span] = [s for s, (left, right) in column.items() if left <= first < end <= right]
             left, right = column[span]
@@ -124,7 +131,7 @@ def check_row(text: str, spans: list[Span], scale: float, schedule: Schedule) ->
                 assert sum(carries[op]) >= 0.9 * len(carries[op])
             else:
                 assert stage == ""
-    assert len([box for box in boxes if box[0] != IDLE]) == sum(right > left for left, right in column.values())
+    assert len(whole) == sum(right > left for left, right in column.values())
 
 
 def test_sums_over_the_replicas_are_shown_where_the_rank_is_idle():
