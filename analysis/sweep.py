@@ -40,6 +40,7 @@ STEP = "ms per step"
 COMPARED = "compare (microp's step)"  # whose step a run with engine=compare counts with
 MOST_COLUMNS = 3
 MOST_TOLD = 8  # sets of points; the table has all
+MOST_KEYS = 4  # in a title
 MOST_LINES = 24  # more cannot be told apart
 
 
@@ -88,6 +89,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str) -> Exhibit:
     )
     figure, reason = _draw(table, axes), nominal.uncompared(runs)
     plot.head(figure, f"Emulated runs: {reason.partition(', so ')[0]}" if reason else "")
+    title += f": {', '.join(key.removesuffix('.name') for key in keys)}" * (0 < len(keys) <= MOST_KEYS)
     return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, said)
 
 

@@ -172,7 +172,7 @@ def test_names_that_users_made_are_escaped(odd):
     *_, page, text = odd
     elements = Elements(page)
     assert [tag for tag, _ in elements.found].count("script") == 2  # the timelines' data and the viewer
-    stem, title = f"sweep-2026-01-03_{NAME}", f"Sweep 2026-01-03_{NAME}"
+    stem, title = f"sweep-2026-01-03_{NAME}", f"Sweep 2026-01-03_{NAME}: schedule, chunks"
     assert stem in elements.values("figure", "id")
     assert "sweep-2026-01-03_a%22%3E%3Cscript%3E%60%7C%2A.svg" in elements.values("a", "href")
     assert title in elements.values("img", "alt")
@@ -181,7 +181,7 @@ def test_names_that_users_made_are_escaped(odd):
     assert any(MODEL in run["name"] for run in json.loads(data)["runs"])
     assert any(f"-cn '{NAME}' hydra.mode=RUN 'x={NAME}'" in text for text in elements.text)
 
-    assert r'### Sweep 2026-01-03_a"\>\<script\>\`\|\*' in text.splitlines()
+    assert r'### Sweep 2026-01-03_a"\>\<script\>\`\|\*: schedule, chunks' in text.splitlines()
     assert "(sweep-2026-01-03_a%22%3E%3Cscript%3E%60%7C%2A.svg)" in text
     assert "<script>" not in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
