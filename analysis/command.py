@@ -27,7 +27,7 @@ from microp.terminal import read_store
 
 OUTPUTS = Path("outputs")
 WIDTH = 100  # of running text in the terminal, at most
-SHOWN = 10  # commands in the terminal; the report has all of them
+SHOWN = 3  # commands in the terminal; the report has all of them
 ANY_RUN = "python -m microp.run"
 OVER_ALL_RUNS = ("prediction", "rank_time")  # the modules that are no experiment
 
@@ -152,10 +152,9 @@ def absent(folder: Path) -> str:
 def print_missing(commands: Sequence[str], not_started: Sequence[str] = ()) -> None:
     """Print the commands of the points that have not been run, and of the sweeps that were never started."""
     if commands:
+        more = [f"... and {len(commands) - SHOWN} more"] * (len(commands) > SHOWN)
         print(f"points not run yet, {len(commands)} (a sweep that is started again continues):")
-        print("\n".join(f"  {command}" for command in commands[:SHOWN]))
-    if len(commands) > SHOWN:
-        print(f"  ... and {len(commands) - SHOWN} more")
+        print("\n".join(f"  {each}" for each in [*commands[:SHOWN], *more]))
     if not_started:
         print(f"sweeps not started, {len(not_started)} (quick parts; the page names the whole ones):")
         print("\n".join(f"  {command}" for command in not_started))

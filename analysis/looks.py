@@ -51,7 +51,10 @@ def looks(names: Iterable[Any]) -> dict[Any, Look]:
     numbers |= {name: next(free) for name in wanted if name not in numbers}
     others = _MARKERS if ORDERS.keys().isdisjoint(wanted) else _OTHERS
     markers = {name: _MARKERS if name in SCHEDULES else others for name in wanted}
-    return {name: Look(_COLOURS[n % DIFFERENT], markers[name][n % len(markers[name])]) for name, n in numbers.items()}
+    return {  # a colour's second name is dashed
+        name: Look(_COLOURS[n % DIFFERENT], markers[name][n % len(markers[name])], "--"[: 1 + n // DIFFERENT])
+        for name, n in numbers.items()
+    }
 
 
 def in_order(names: Iterable[Any]) -> list[Any]:

@@ -52,7 +52,10 @@ def prepared(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
             reach = rows.groupby(measure)["chunks"].nunique()
             if reach.max() > 1:
                 own = rows[measure == reach.idxmax()].drop_duplicates([*POINT, LAUNCH])
-                found.append(own.assign(fixed=fixed, panel=f"{kind_of(str(device))}, K = {ranks}, {fixed} fixed"))
+                panel = f"{kind_of(str(device))}, K = {ranks}, {fixed} fixed"
+                several = fixed == "batch" and bool((reach > 1).sum() > 1)  # of which the one of most M is drawn
+                panel += f", {reach.idxmax():g} {'ms' if device == 'emulated' else 'rows'}" * several
+                found.append(own.assign(fixed=fixed, panel=panel))
     return runs, pd.concat(found[1:] or found, ignore_index=True)
 
 
@@ -141,8 +144,7 @@ def speed_up(rows: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
 
 def monoliths(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs of unpartitioned models, each once; `runs` have the work of a step in the column `work`."""
-    alone = runs[(runs["ranks"] == 1) & (runs["chunks"] == 1)]
-    return alone if alone.empty else alone.drop_duplicates([*SAME, LAUNCH])
+    return runs[(runs["ranks"] == 1) & (runs["chunks"] == 1)].drop_duplicates([*SAME, LAUNCH])
 
 
 def speed_ups(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -76,8 +76,7 @@ def origin(cases: Iterable[tuple[Schedule, Costs]]) -> str:
     for schedule, given in cases:
         closed.setdefault(schedule.name, set()).add(closed_forms.makespan(schedule, given) is not None)
     ways = {"closed form": {True}, "simulated": {False}, "closed form or simulated": {True, False}}
-    found = {way: [name for name, kinds in closed.items() if kinds == own] for way, own in ways.items()}
-    found = {way: names for way, names in found.items() if names}
+    found = {way: names for way, own in ways.items() if (names := [name for name in closed if closed[name] == own])}
     if len(found) == 1:
         return next(iter(found))
     return "; ".join(f"{way} for {', '.join(names)}" for way, names in found.items())

@@ -63,10 +63,8 @@ STYLE: dict[str, Any] = {
 mpl.rcParams.update(cast(Any, STYLE))
 ONE_COLUMN, TWO_COLUMNS = 3.3, 6.4  # inches, of a paper
 WIDTH = TWO_COLUMNS  # of the figures that are drawn from now on; a command with --columns sets it
-PAGE, ROOM = (
-    9.0,
-    7.4,
-)  # inches: the height of a figure at most, with its caption a page, and of its panels before legends
+# inches: the height of a figure at most, with its caption a page, and of its panels before legends
+PAGE, ROOM = 9.0, 7.4
 HEIGHT, LEAST = 2.3, 1.75  # of a panel, with its title and the names of its axes, and if a page has many
 SHORT = 0.2  # inches to each side of a single computed point
 BESIDE, ABOVE = 0.8, 0.75  # of a panel's width and height: what its title and the labels of its axes take
@@ -275,13 +273,16 @@ def on_front(table: pd.DataFrame, by: Sequence[str], x: str, runs: pd.DataFrame,
 
     Each is faster than the one before it by more than a hundredth, and than the spread of its launches or steps: `runs`
     has the launches of each row, which has the keys `point`. Rows that are too wide or disturbed, whose markers are
-    hollow, do not count, and a single other one is no front.
+    hollow, do not count, nor do those that such a one beats in both, and a single one is no front.
     """
     front, launches = [], dict(iter(runs.groupby(point)))
-    known = table[~table[f"{TIME}.wide"].astype(bool)].dropna(subset=[x, TIME])
+    known = table.dropna(subset=[x, TIME])
     for _, own in known.sort_values([x, TIME], kind="stable").groupby(list(by)):
         best = None
-        for at, row in own.iterrows() if len(own) > 1 else ():
+        is_hollow = own[f"{TIME}.wide"].astype(bool)
+        for at, row in own[~is_hollow].iterrows() if (~is_hollow).sum() > 1 else ():
+            if (is_hollow & (own[x] <= row[x]) & (ALIKE * own[TIME] < row[TIME])).any():
+                continue
             of = launches[tuple(row[point])]
             if best is None or (ALIKE * row[TIME] < best[TIME] and not undecided(of, launches[tuple(best[point])])):
                 best = row

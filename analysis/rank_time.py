@@ -79,11 +79,11 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
         plot.titled(axis, x="wall time of the step, ms")
         axis.set_title(wrapped)
     plot.legend(figure, [Patch(**_look(kind), label=LOOKS[kind][2]) for kind in shown])
-    plot.head(figure, nominal_of(pd.concat(panels)))
+    plot.head(figure, nominal_of(pd.concat(panels)) or "Runs of real compute" * bool(nominal_of(runs)))
     text = (
-        "Wall time by kind of the last measured step, which can be longer than the median of tables, one bar per rank, "
-        "whose number is at its end; the time of the whole step is beside the name, the mean share of compute in the "
-        "bars. A panel holds the schedules of one configuration: its title tells it from other panels, and its "
+        "Wall time by kind of the last measured step, which is not the median of the tables, one bar per rank, "
+        "whose number is at its end; the time of the whole step is beside the name, the mean share of compute in bars "
+        "that have room. A panel holds the schedules of one configuration: its title tells it from others, and its "
         "bars differ only in what their names say. Host: the rank's own time around its actions. Waits in warm-up, "
         "steady phase and drain are for another rank to finish an action; transfer is a wait for a tensor that was "
         "already being sent. Of several launches that with the median step time is shown. "
@@ -225,11 +225,11 @@ def _beside() -> float:
 
 
 def _draw(axis: Axes, rows: pd.DataFrame, shown: Sequence[str]) -> None:
-    names, gap, order, longest = [], GAP / _thickness(rows), looks.in_order(rows["schedule"]), 0.0
+    names, gap, order = [], GAP / _thickness(rows), looks.in_order(rows["schedule"])
+    widest = max(_totals(row).max() for row in records(rows))
     bars: dict[str, list[Any]] = {kind: [] for kind in shown}
     for place, row in enumerate(sorted(records(rows), key=lambda row: (order.index(row["schedule"]), row["bar"]))):
         ranks, total = row["ranks"], _totals(row)
-        longest = max(longest, total.max())
         group = ranks + gap  # the height of a schedule, in bars
         at, left = place + (np.arange(ranks) + 0.5 + gap / 2) / group - 0.5, np.zeros(ranks)
         for kind in shown:
@@ -241,8 +241,9 @@ def _draw(axis: Axes, rows: pd.DataFrame, shown: Sequence[str]) -> None:
                 left = ends
         compute = kind_ms(row, "compute")
         share = percent(sum(compute) / total.sum(), 0)
-        behind = {"facecolor": LOOKS["compute"][0], "edgecolor": "none", "pad": 1.5}
-        axis.text(0, place, f" {share}", va="center", color="white", zorder=3, bbox=behind, clip_on=True)
+        if min(compute) * (plot.WIDTH - _beside() - 0.5) > fitting.width(f" {share} ") * widest:  # else it hides others
+            behind = {"facecolor": LOOKS["compute"][0], "edgecolor": "none", "pad": 1.5}
+            axis.text(0, place, f" {share}", va="center", color="white", zorder=3, bbox=behind, clip_on=True)
         for rank in range(0, ranks, ranks - 1 if ranks > MOST_NUMBERED else 1):
             axis.text(total[rank], at[rank], f" {rank}", va="center")
         time, doubt = f"{total.max():.1f} ms", " (disturbed)" * bool(row["disturbed"])
@@ -255,7 +256,7 @@ def _draw(axis: Axes, rows: pd.DataFrame, shown: Sequence[str]) -> None:
         if own:  # one patch for all bars of a kind, because each patch takes the time of a hatch
             axis.add_artist(PathPatch(Path.make_compound_path_from_polys(np.array(own)), **_look(kind)))
     axis.set_yticks(range(len(names)), names)
-    axis.set(xlim=(0, 1.04 * longest), ylim=(len(names) - 0.5, -0.5))
+    axis.set(xlim=(0, 1.04 * widest), ylim=(len(names) - 0.5, -0.5))
     axis.grid(visible=False)
     axis.tick_params(axis="y", length=0)
 

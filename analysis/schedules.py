@@ -65,7 +65,7 @@ def answer(runs: pd.DataFrame) -> str:
     best = table[is_best].sort_values("activation_mib")
     if len(best) > 1:
         told.append(f"the best compromises, none disturbed, from the least memory on: {listed(list(best['point']))}")
-    return sentences([*told, *least_memory(table, "point"), closing(runs, POINT)])
+    return sentences([*told, *least_memory(table), closing(runs, POINT)])
 
 
 def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:

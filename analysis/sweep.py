@@ -40,7 +40,6 @@ STEP = "ms per step"
 COMPARED = "compare (microp's step)"  # whose step a run with engine=compare counts with
 MOST_COLUMNS = 3
 MOST_TOLD = 8  # sets of points; the table has all
-MOST_KEYS = 4  # in a title
 MOST_LINES = 24  # more cannot be told apart
 
 
@@ -89,7 +88,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str) -> Exhibit:
     )
     figure, reason = _draw(table, axes), nominal.uncompared(runs)
     plot.head(figure, f"Emulated runs: {reason.partition(', so ')[0]}" if reason else "")
-    title += f": {', '.join(key.removesuffix('.name') for key in keys)}" * (0 < len(keys) <= MOST_KEYS)
+    title += f": {', '.join(key.removesuffix('.name') for key in keys[:4])}" * bool(keys)
     return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, said)
 
 
@@ -122,7 +121,10 @@ def answer(
         ratios = over_launches(rows.dropna(subset=known, how="all"), ["point"], known)
         said = listed([f"{RATIOS[ratio]} {words.middle(ratios[ratio])}" for ratio in known])
         told.append(f"step times of engines that take turns, as ratios, medians over points with their ranges: {said}")
-    return sentences([*told, *least_memory(table, "point"), closing(rows, ["point"])])
+    if len(ends := records(table.dropna(subset=[BUBBLE]).sort_values(BUBBLE))) > 1:
+        low, *_, high = ends
+        told.append(f"bubbles: from {spread(low, BUBBLE)} ({low['point']}) to {spread(high, BUBBLE)} ({high['point']})")
+    return sentences([*told, *least_memory(table), closing(rows, ["point"])])
 
 
 def _of_equals(rows: pd.DataFrame) -> list[str]:
@@ -130,10 +132,7 @@ def _of_equals(rows: pd.DataFrame) -> list[str]:
     told = []
     for _, own in rows.groupby(["chunks", "ranks", "replicas", "batch_size"]):
         table = over_launches(own, ["point"], [TIME, BUBBLE]).sort_values([TIME, "point"])
-        ends = [
-            f"{e['point']} with {spread(e, TIME, 'ms per step')}, a bubble of {spread(e, BUBBLE)}"
-            for e in records(table)
-        ]
+        ends = [f"{e['point']} with {spread(e, TIME, STEP)}, a bubble of {spread(e, BUBBLE)}" for e in records(table)]
         told += [ends[0] if len(ends) == 1 else f"from {ends[0]}, to {ends[-1]}"]
     return told if len(told) <= MOST_TOLD else []
 
@@ -157,7 +156,7 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
     numeric = pd.api.types.is_numeric_dtype(table["x"])
     ticks = sorted(table["x"].unique()) if numeric else list(dict.fromkeys(table["x"]))
     named = looks.looks(list(dict.fromkeys(table["line"]))[:MOST_LINES])
-    named = {line: look._replace(line="-" * numeric) for line, look in named.items()}  # names have nothing between them
+    named = {line: look if numeric else look._replace(line="") for line, look in named.items()}  # nothing between names
     for axis_row, quantity in zip(grid, shown, strict=True):
         for axis, column in zip(axis_row, columns, strict=True):
             own = table[(table["column"] == column) & table["line"].isin(named)]

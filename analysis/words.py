@@ -138,23 +138,20 @@ def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> 
     return told, table
 
 
-def least_memory(table: pd.DataFrame, name: str) -> list[str]:
-    """Return a sentence on the least and the most of the column `activation_mib`; the column `name` names points."""
+def least_memory(table: pd.DataFrame) -> list[str]:
+    """Return a sentence on the least and the most of the column `activation_mib`, of points named by `point`."""
     known = table.dropna(subset=["activation_mib"]).sort_values("activation_mib", kind="stable")
     if len(known) < 2:
         return []
     least, most = (known.iloc[place] for place in (0, -1))
+    low, high = (mib_text(row["activation_mib"]) for row in (least, most))
     if most["activation_mib"] <= ALIKE * least["activation_mib"]:
-        low, high = (mib_text(row["activation_mib"]) for row in (least, most))
         return [f"the rank that holds most keeps {'about ' * (low != high)}{low} of activations in all of them"]
     as_little = (known["activation_mib"] <= ALIKE * least["activation_mib"]).sum() - 1
     as_much = (known["activation_mib"] >= most["activation_mib"] / ALIKE).sum() - 1
     few, many = (f" (and {n} more)" if n else "" for n in (as_little, as_much))
-    return [
-        f"least activations: {least[name]}{few}, where the rank that holds most keeps "
-        f"{mib_text(least['activation_mib'])}; most: {most[name]}{many} with "
-        f"{mib_text(most['activation_mib'])}"
-    ]
+    kept = "where the rank that holds most keeps"
+    return [f"least activations: {least['point']}{few}, {kept} {low}; most: {most['point']}{many} with {high}"]
 
 
 def closing(rows: pd.DataFrame, by: list[str]) -> str:

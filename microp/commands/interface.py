@@ -188,8 +188,8 @@ def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.
             asked = _checked([*overrides, *map(override, flat, combination)], folder)
             points.setdefault(asked.job.run_id, asked)  # equal points are one run
         except ConfigError as error:
-            hint = ": a list is several values, a tuple is one"
-            problems |= {f"{text}{hint * ('is not a ListConfig' in text)}": None for text in error.problems}
+            hint = "for microp.sweep a list is several values, a tuple is one"
+            problems |= dict.fromkeys(text.replace("a list is written [VALUE]", hint) for text in error.problems)
     places = {point.config.output_dir for point in points.values()}
     if problems or len(places) > 1:
         raise ConfigError([*problems] or ["output_dir: a sweep has one folder for its runs: give one"])

@@ -108,6 +108,7 @@ def _remedy(text: str, key: str) -> str:
     remedies = {
         "Ambiguous value": "several values are a sweep, add -m",
         "of type 'list'": several,
+        "is not a ListConfig": "a list is written [VALUE]",
         "of type 'ListConfig'": several,
         **dict.fromkeys(
             ("is not defined for", "invalid decimal"),

@@ -136,6 +136,8 @@ def check_attempt(attempt: Path) -> Records:
     """
     status = read_status(attempt)
     finished = status["status"] == "finished"
+    if not (finished or (attempt / "config.yaml").exists()):
+        raise RecordError(f"{attempt} is {status['status']}, and had not written yet what it was to run: {AGAIN}")
     summary = read_summary(attempt) if finished or (attempt / "summary.json").exists() else None
     records = Records(status, read_config(attempt), read_env(attempt), summary)
     read_errors(attempt)

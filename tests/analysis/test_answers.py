@@ -139,8 +139,9 @@ def test_a_sweep_names_the_fastest_point_and_compares_it(tmp_path):
     assert said == (
         "Fastest of 2 points: 8 with 135 ms per step [132, 138], with a bubble of 0.111 [0.111, 0.111]; slowest: 2 "
         "with 180 ms per step [176, 184]. The two fastest compared: 8 is 25.0 % faster than 2 [25.0 %, 25.0 %], 3 "
-        "launches each. Least activations: 2, where the rank that holds most keeps 2.00 MiB; most: 8 with "
-        "8.00 MiB. Brackets: ranges over up to 3 launches; behind a verdict, 95 % intervals."
+        "launches each. Bubbles: from 0.111 [0.111, 0.111] (8) to 0.333 [0.333, 0.333] (2). Least activations: 2, "
+        "where the rank that holds most keeps 2.00 MiB; most: 8 with 8.00 MiB. Brackets: ranges over up to 3 "
+        "launches; behind a verdict, 95 % intervals."
     )
 
 
