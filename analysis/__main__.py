@@ -38,8 +38,7 @@ def sections(store: Store) -> Iterator[Section]:
     yield own_sweeps(store)
     for name in (*EXPERIMENTS, *command.OVER_ALL_RUNS):
         yield command.section(name, store)
-    drawn_as_own = [name for name in sweep_names() if not name.endswith("_quick") and name not in EXPERIMENTS]
-    for name in drawn_as_own:
+    for name in [name for name in sweep_names() if not name.endswith("_quick") and name not in EXPERIMENTS]:
         if not store.points(name):
             yield Section(name, about_sweep(name)[0].rstrip("."), "", [], store.missing(name), False)
 

@@ -99,8 +99,7 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """
     runs = runs.assign(worst_mib=worst_rank_mib(runs))
     plain = runs[runs["checkpointing"] == "never"]
-    others = runs[runs["checkpointing"] != "never"]
-    saved = paired(others, plain, SAME, "worst_mib").rename(columns={"ratio": "kept"})
+    saved = paired(runs[runs["checkpointing"] != "never"], plain, SAME, "worst_mib").rename(columns={"ratio": "kept"})
     both = paired(saved, plain, SAME, "step_ms.median")
     launch = itemgetter(*SAME, LAUNCH)
     without = {launch(row): row for row in records(plain)}

@@ -87,8 +87,7 @@ def prepared(runs: pd.DataFrame) -> pd.DataFrame:
     """
     defaults: dict[str, Any] = {"comms": "shm", TOGETHER: False, **dict.fromkeys((*RATIOS, *TIMES), float("nan"))}
     runs = runs.assign(**{column: value for column, value in defaults.items() if column not in runs})
-    is_together = runs[TOGETHER].eq(True)
-    runs = runs.assign(schedule=runs["schedule"].mask(is_together, runs["schedule"] + ", W together"))
+    runs = runs.assign(schedule=runs["schedule"].mask(runs[TOGETHER].eq(True), runs["schedule"] + ", W together"))
     return runs.dropna(subset=[ratio for ratio in RATIOS if ratio.endswith("/limit")], how="all")
 
 

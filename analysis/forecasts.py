@@ -60,8 +60,7 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     needed = [key for key in dict.fromkeys((*TIMES, *SPREAD, *QUESTION, *PROBLEM)) if key in runs]  # all take long
     known = runs[needed][runs["replicas"] == 1].dropna(subset=["step_ms.median", "predicted.step_ms"])
-    rows = [_of_launches(own) for _, own in known.groupby("question", sort=True)]
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame([_of_launches(own) for _, own in known.groupby("question", sort=True)])
     if table.empty:
         return table
     table[list(BASELINES)] = np.nan
@@ -76,8 +75,7 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
 def of_the_others(values: pd.Series[float], middle: Callable[[Any], Any]) -> Numbers:
     """Return for each of at least two values the median or the mean of the others."""
     numbers = values.to_numpy(dtype=float)
-    others = ~np.eye(len(numbers), dtype=bool)
-    return np.array([middle(numbers[own]) for own in others])
+    return np.array([middle(numbers[own]) for own in ~np.eye(len(numbers), dtype=bool)])
 
 
 def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:

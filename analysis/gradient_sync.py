@@ -76,8 +76,7 @@ def answer(runs: pd.DataFrame) -> str:
         most = compared["replicas"].max()
         seen = listed(by_width(compared[compared["replicas"] == most], "ratio"))
         told.append(f"the rows per second of {most} emulated replicas, relative to those of one, are {seen}")
-    by = ["device", "replicas", "sync", DIM, BUCKET, "ring"]
-    return sentences([*told, closing(runs, by)]) if told else ""
+    return sentences([*told, closing(runs, ["device", "replicas", "sync", DIM, BUCKET, "ring"])]) if told else ""
 
 
 def by_width(runs: pd.DataFrame, value: str) -> list[str]:

@@ -50,11 +50,11 @@ def prepared(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         for fixed, measure in (("batch", rows["work"]), ("microbatch", rows["work"] / rows["chunks"])):
             measure = measure.round(6)
             reach = rows.groupby(measure)["chunks"].nunique()
-            if reach.max() > 1:
-                own = rows[measure == reach.idxmax()].drop_duplicates([*POINT, LAUNCH])
-                panel = f"{kind_of(str(device))}, K = {ranks}, {fixed} fixed"
-                several = fixed == "batch" and bool((reach > 1).sum() > 1)  # of which the one of most M is drawn
-                panel += f", {reach.idxmax():g} {'ms' if device == 'emulated' else 'rows'}" * several
+            sizes = reach.index[(reach == reach.max()) & (reach > 1)]
+            for size in sizes:
+                own = rows[measure == size].drop_duplicates([*POINT, LAUNCH])
+                what = f", {size:g} {'ms' if device == 'emulated' else 'rows'}" * (len(sizes) > 1)
+                panel = f"{kind_of(str(device))}, K = {ranks}, {fixed} fixed{what}"
                 found.append(own.assign(fixed=fixed, panel=panel))
     return runs, pd.concat(found[1:] or found, ignore_index=True)
 

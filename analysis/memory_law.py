@@ -43,8 +43,7 @@ def boundary_mib(row: dict[str, Any]) -> float:
 
 def inputs_mib(row: dict[str, Any], rank: int) -> float:
     """Return the size in MiB of the segment inputs that `rank` keeps per microbatch, without the batch itself."""
-    segments = min(int(row["config.checkpointing.segments"]), row["partition"][rank])
-    kept: int = segments - (rank == 0)
+    kept: int = min(int(row["config.checkpointing.segments"]), row["partition"][rank]) - (rank == 0)
     return kept * boundary_mib(row)
 
 

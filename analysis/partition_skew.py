@@ -181,8 +181,7 @@ def _heavy_and_others(table: pd.DataFrame) -> pd.DataFrame:
     table = table.assign(heavy=table["rank"] == table["position"]).astype({"utilisation.wide": float})
     values = [column for column in table.columns if column.startswith(("utilisation", "formula"))]
     keys = ["panel", "schedule", "position", "share", "heavy"]
-    shown = table.groupby(keys, sort=False)[values].median().reset_index()
-    return shown.astype({"utilisation.wide": bool})
+    return table.groupby(keys, sort=False)[values].median().reset_index().astype({"utilisation.wide": bool})
 
 
 def _used(rows: pd.DataFrame) -> pd.DataFrame:
@@ -210,8 +209,7 @@ def _utilisation(row: dict[str, Any]) -> list[float]:
 def throughput(rows: pd.DataFrame) -> Exhibit:
     """Return the figure of the throughput: measured, computed, and by the heavy rank's work alone."""
     table = throughputs(rows)
-    names = looks.in_order(sorted(table["schedule"].unique()))
-    every = product(table.groupby("panel", sort=False), names)
+    every = product(table.groupby("panel", sort=False), looks.in_order(sorted(table["schedule"].unique())))
     groups = [(panel, name, own) for (panel, own), name in every if name in set(own["schedule"])]
     figure, axes = plot.panels(len(groups))
     named = looks.looks(sorted(table["position"].unique()))

@@ -198,10 +198,13 @@ def lines(
         points(axis, own, x, y, look, label.format(value))
 
 
-def number_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: Mapping[Any, Look]) -> None:
+def number_points(
+    axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: Mapping[Any, Look], all_of_them: bool = True
+) -> None:
     """Write the number that begins a value of `by` beside its point, where it and a thin line to it cover least.
 
     For figures with more names than colours, whose legend has the numbers. All else in the figure has been drawn.
+    If not `all_of_them` are wanted, those without room are left out.
     """
     figure = cast(Any, axis.get_figure(root=True))
     figure.get_layout_engine().execute(figure)  # gives the panel its place
@@ -221,7 +224,9 @@ def number_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, name
             met += sum(leader.intersects_bbox(each, False) for each in taken if each is not own)
             met += sum(line.intersects_bbox(box, False) + line.intersects_path(leader, False) for line in lines)
             found.append((met, len(found), step, box, leader))
-        *_, step, box, leader = min(found)
+        met, _, step, box, leader = min(found)
+        if met >= 9 and not all_of_them:
+            continue
         taken.append(box)
         lines.append(leader)
         colour: Any = 0.7 * np.array(mpl.colors.to_rgb(named[name].colour))
@@ -273,15 +278,15 @@ def on_front(table: pd.DataFrame, by: Sequence[str], x: str, runs: pd.DataFrame,
 
     Each is faster than the one before it by more than a hundredth, and than the spread of its launches or steps: `runs`
     has the launches of each row, which has the keys `point`. Rows that are too wide or disturbed, whose markers are
-    hollow, do not count, nor do those that such a one beats in both, and a single one is no front.
+    hollow, do not count, nor do those that are not clearly better than such a one, and a single one is no front.
     """
     front, launches = [], dict(iter(runs.groupby(point)))
-    known = table.dropna(subset=[x, TIME])
-    for _, own in known.sort_values([x, TIME], kind="stable").groupby(list(by)):
+    for _, own in table.dropna(subset=[x, TIME]).sort_values([x, TIME], kind="stable").groupby(list(by)):
         best = None
         is_hollow = own[f"{TIME}.wide"].astype(bool)
         for at, row in own[~is_hollow].iterrows() if (~is_hollow).sum() > 1 else ():
-            if (is_hollow & (own[x] <= row[x]) & (ALIKE * own[TIME] < row[TIME])).any():
+            less, same = own[x] < row[x], own[x] == row[x]
+            if (is_hollow & (less & (own[TIME] <= ALIKE * row[TIME]) | same & (ALIKE * own[TIME] < row[TIME]))).any():
                 continue
             of = launches[tuple(row[point])]
             if best is None or (ALIKE * row[TIME] < best[TIME] and not undecided(of, launches[tuple(best[point])])):
@@ -292,7 +297,7 @@ def on_front(table: pd.DataFrame, by: Sequence[str], x: str, runs: pd.DataFrame,
 
 def about_front(table: pd.DataFrame, more: str = "") -> str:
     """Return the sentence on the fronts of a figure's table, which ends with `more`; nothing if there is none."""
-    text = "A line is the Pareto front of the filled markers of a panel, each faster than the one before it by over 1 %"
+    text = "A line is a panel's Pareto front of filled markers, each faster than all with less memory by over 1 %"
     return f"{text} and its spread{more}. " if table["front"].any() else ""
 
 

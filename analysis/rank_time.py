@@ -90,8 +90,7 @@ def exhibits(runs: pd.DataFrame) -> list[Exhibit]:
         f"Drawn: {len(panels)} of {counted(len(found), 'panel')}, of most schedules first, but what fills over half a "
         f"page last; the table has all, and kinds below {percent(SEEN)} of a bar.{_outliers(pd.concat(panels))}"
     )
-    times = Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)
-    return [times, *_on_one_axis(found)]
+    return [Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs), *_on_one_axis(found)]
 
 
 def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
@@ -236,8 +235,7 @@ def _draw(axis: Axes, rows: pd.DataFrame, shown: Sequence[str]) -> None:
             spent = np.array(kind_ms(row, kind))
             if spent.any():
                 low, high, ends = at - 0.46 / group, at + 0.46 / group, left + spent
-                corners = [(left, low), (ends, low), (ends, high), (left, high)]
-                bars[kind] += np.transpose(corners, (2, 0, 1)).tolist()
+                bars[kind] += np.transpose([(left, low), (ends, low), (ends, high), (left, high)], (2, 0, 1)).tolist()
                 left = ends
         compute = kind_ms(row, "compute")
         share = percent(sum(compute) / total.sum(), 0)

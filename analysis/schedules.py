@@ -61,8 +61,7 @@ def answer(runs: pd.DataFrame) -> str:
     what = f"schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks, nothing recomputed"
     told, table = fastest(runs, TIME, "ms per step", what)
     of_point = table.assign(chunks=chunks, checkpointing="never", schedule=table["point"])
-    is_best = plot.on_front(of_point, POINT[:2], "activation_mib", runs, POINT)
-    best = table[is_best].sort_values("activation_mib")
+    best = table[plot.on_front(of_point, POINT[:2], "activation_mib", runs, POINT)].sort_values("activation_mib")
     if len(best) > 1:
         told.append(f"the best compromises, none disturbed, from the least memory on: {listed(list(best['point']))}")
     return sentences([*told, *least_memory(table), closing(runs, POINT)])

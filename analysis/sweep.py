@@ -70,8 +70,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str) -> Exhibit:
     points = ["column", "line", "x"]
     table, said = rows[[*points, *keys]].drop_duplicates(points), answer(rows, keys, say)
     rows.loc[rows["ranks"] == 1, [BUBBLE, "bubble.closed_form"]] = float("nan")  # one process waits for nobody
-    optional = dict.fromkeys(TIMES, ("", 0.0))
-    for quantity, (_, floor) in (QUANTITIES | optional).items():
+    for quantity, (_, floor) in (QUANTITIES | dict.fromkeys(TIMES, ("", 0.0))).items():
         if quantity not in rows:
             continue
         own = over_launches(rows, points, [quantity], floor)
@@ -108,8 +107,7 @@ def answer(
     """
     names = [", ".join(named(key, row[key]) for key in keys if pd.notna(row[key])) for row in records(rows)]
     rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
-    same = rows["batch_size"].nunique() == 1
-    value, unit = (TIME, STEP) if same else ("ms per row", "ms per row of the batch")
+    value, unit = (TIME, STEP) if rows["batch_size"].nunique() == 1 else ("ms per row", "ms per row of the batch")
     told, table = fastest(rows, value, unit)
     if work := [key for key in keys if group_of(key) not in (*HOW, "batch_size")]:  # points that do not compare
         parts = [(map(named, work, values), own) for values, own in rows.groupby(work, dropna=False)]
@@ -156,7 +154,10 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
     numeric = pd.api.types.is_numeric_dtype(table["x"])
     ticks = sorted(table["x"].unique()) if numeric else list(dict.fromkeys(table["x"]))
     named = looks.looks(list(dict.fromkeys(table["line"]))[:MOST_LINES])
-    named = {line: look if numeric else look._replace(line="") for line, look in named.items()}  # nothing between names
+    names = {line: f"{number} {line}" for number, line in enumerate(named, 1)} if len(named) > looks.DIFFERENT else {}
+    table = table.assign(line=table["line"].map(lambda line: names.get(line, line)))
+    named = {names.get(line, line): look if numeric else look._replace(line="") for line, look in named.items()}
+    ends = []  # of lines
     for axis_row, quantity in zip(grid, shown, strict=True):
         for axis, column in zip(axis_row, columns, strict=True):
             own = table[(table["column"] == column) & table["line"].isin(named)]
@@ -164,6 +165,7 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
             if numeric:
                 own = plot.beside(own, "x", "line", named, _doubles(ticks, numeric))
             plot.lines(axis, own, "x", quantity, "line", named, "formula" if quantity == "bubble.measured" else None)
+            ends.append((axis, own.dropna(subset=[quantity]).drop_duplicates("line", keep="last"), quantity))
             title, x = column if quantity == shown[0] else "", axes.x if quantity == shown[-1] else ""
             plot.titled(axis, title, x or "", QUANTITIES[quantity][0])
         axis_row[0].set_ylim(0, 1.05 * axis_row[0].get_ylim()[1])  # of the row; room for a marker at the top
@@ -176,6 +178,8 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
             scales.categories(axis, [str(tick) for tick in ticks])
     closed = [looks.dotted("closed form of the bubble, in the same colour")]
     plot.legend(figure, closed if table["formula"].notna().any() else [])
+    for axis, last, quantity in ends if names else ():
+        plot.number_points(axis, last, "x", quantity, "line", named, all_of_them=False)
     return figure
 
 

@@ -144,11 +144,14 @@ def _together(runs: Sequence[_Run]) -> _Drawing:
     short = [name.rpartition("-")[0] for name in (run.attempt.parent.name for run in runs)]  # without the hash
     configs = [{**LATER, **read_config(run.attempt)} for run in runs]
     keys = swept(configs)
-    told = [key for key in keys if key not in ("schedule", "chunks", "ranks") and not key.startswith("tracking")]
+    told = [key for key in keys if key.partition(".")[0] not in ("schedule", "chunks", "ranks", "tracking")]
     unlike = [key for key in told if key.partition(".")[0] not in HOW]
-    words = zip(*([f"{key}={value}" for value in keys[key]] for key in told), strict=True)
-    longer = [" ".join([name, *own]) for name, own in zip(short, words, strict=False)]
-    names = next((names for names in (short, longer) if len(set(names)) == len(runs)), ids)
+
+    def named(shown: Sequence[str]) -> list[str]:
+        return [" ".join([name, *(f"{key}={keys[key][at]}" for key in shown)]) for at, name in enumerate(short)]
+
+    tried = named([key for key in told if key not in unlike]), named(told)
+    names = next((names for names in tried if len(set(names)) == len(runs)), ids)
     names = [f"{name}{_kind(run)}{run.doubt or run.summed}" for name, run in zip(names, runs, strict=True)]
     panels = {name: run.step.panels["measured"] for name, run in zip(names, runs, strict=True)}
     sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}

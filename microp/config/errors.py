@@ -105,7 +105,9 @@ def _remedy(text: str, key: str) -> str:
     group, _, knob = key.partition(".")
     several = "several values are a sweep, as 4,8 with -m, or as 4,8 and no list below a file's hydra.sweeper.params"
     several += ", and in Python a list for microp.sweep"
+    word = re.search("load '([^'=]+)=([^']+)'", text)
     remedies = {
+        **({word[0]: f"a file chooses an option by `override {word[1]}: {word[2]}`"} if word else {}),
         "Ambiguous value": "several values are a sweep, add -m",
         "of type 'list'": several,
         "is not a ListConfig": "a list is written [VALUE]",

@@ -130,7 +130,8 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
         launches = [(_median_ms(own), own[0]) for own in _alike(runs, (LAUNCH, *NOT_ASKED))]
         is_single = len(launches) == len(runs)
         alone = [each for each in launches if each[1].config["chunks"] == _ranks(each[1]) == 1]
-        pipelines = [each for each in launches if each[1].config["ranks"] > 1]
+        several = [each for each in launches if each[1].config["ranks"] > 1]
+        pipelines = [each for each in several if each[1].summary["schedule"] != "naive"] or several
         if alone and pipelines and not unscaled(row.config for row in runs):
             as_long = [each for each in alone if _length(each[1]) in {_length(pipeline[1]) for pipeline in pipelines}]
             alone = as_long or alone
@@ -149,7 +150,7 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
                 faster, is_single = f"too noisy to say which is faster: {why}", False
             policy = best.config["checkpointing"]["name"]
             recomputes = f", checkpointing={policy}," if policy != one.config["checkpointing"]["name"] else ""
-            question = " ".join(f"{key}={values[number]}" for key, values in differing.items())
+            question = " ".join(f"{key}={values[number]}" for key, values in differing.items() if values[number] != "-")
             yield (
                 f"{question}{': ' * bool(question)}one {what} takes {alone_ms:.4g} ms for this step{_mark(one)}; "
                 f"{best.summary['schedule']} with chunks={best.config['chunks']}{recomputes} on {_ranks(best)} ranks"

@@ -89,6 +89,7 @@ SWEEPS = {  # configurations for `-cn`
     "order_own": "defaults: [override schedule: 1f1b, config, _self_]\n",
     "misspelt_own": "defaults: [config, override schedul: 1f1b, _self_]\n",
     "unknown_option_own": "defaults: [config, override device: emulatd, _self_]\n",
+    "word_in_defaults_own": "defaults: [config, schedule=interleaved, _self_]\n",
     "no_colon_own": "defaults: [config, override schedule 1f1b, _self_]\n",
     "no_self_own": "defaults: [config]\nchunks: 0\n",
     "removed_own": "defaults: [config, _self_, override model: null]\n",
