@@ -98,10 +98,8 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     if not (several := [own for own in configurations if own["schedule"].nunique() > 1]):
         return []
     several = [own for own in several if (own["chunks"] >= own["ranks"]).any()] or several  # else orders hardly differ
-    plain = {id(own): own["checkpointing"].iloc[0] == "never" for own in several}
-    best = max(
-        several, key=lambda own: (min(MOST_STEPS, len({*own["schedule"]})), plain[id(own)], -own["disturbed"].mean())
-    )
+    several = [own for own in several if own["checkpointing"].iloc[0] == "never"] or several
+    best = max(several, key=lambda rows: (min(MOST_STEPS, rows["schedule"].nunique()), -rows["disturbed"].mean()))
     own = best.drop_duplicates("schedule")
     order = sorted(looks.in_order(own["schedule"]), key=lambda name: name == "naive")[:MOST_STEPS]  # its step is long
     rows = {row["schedule"]: {**row, "time_ms": True} for row in records(own)}
