@@ -278,15 +278,14 @@ def on_front(table: pd.DataFrame, by: Sequence[str], x: str, runs: pd.DataFrame,
 
     Each is faster than the one before it by more than a hundredth, and than the spread of its launches or steps: `runs`
     has the launches of each row, which has the keys `point`. Rows that are too wide or disturbed, whose markers are
-    hollow, do not count, nor do those that are not clearly better than such a one, and a single one is no front.
+    hollow, do not count, nor do those that are not clearly faster than one of these with less `x`; one is no front.
     """
     front, launches = [], dict(iter(runs.groupby(point)))
     for _, own in table.dropna(subset=[x, TIME]).sort_values([x, TIME], kind="stable").groupby(list(by)):
         best = None
         is_hollow = own[f"{TIME}.wide"].astype(bool)
         for at, row in own[~is_hollow].iterrows() if (~is_hollow).sum() > 1 else ():
-            less, same = own[x] < row[x], own[x] == row[x]
-            if (is_hollow & (less & (own[TIME] <= ALIKE * row[TIME]) | same & (ALIKE * own[TIME] < row[TIME]))).any():
+            if (is_hollow & (own[x] < row[x]) & (own[TIME] <= ALIKE * row[TIME])).any():
                 continue
             of = launches[tuple(row[point])]
             if best is None or (ALIKE * row[TIME] < best[TIME] and not undecided(of, launches[tuple(best[point])])):

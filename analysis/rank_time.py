@@ -106,7 +106,8 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
     panels, sums, lines = {}, {}, []
     for schedule in order:
         if (step := read_traced_step(FilePath(rows[schedule]["folder"]), rows[schedule])) is not None:
-            doubt, spans = " (disturbed)" * bool(rows[schedule]["disturbed"]), step.panels["measured"]
+            spans, usual = step.panels["measured"], rows[schedule]["step_ms.median"]
+            doubt = f" (disturbed, median {usual:.4g} ms)" * bool(rows[schedule]["disturbed"])
             name = fitting.shortened(schedule, plot.WIDTH / 2)
             panels[f"{name}{doubt}"], sums[f"{name}{doubt}"] = spans, step.sums["measured"]
             numbers = {"ms": float(makespan(spans)) / 1e6, "bubble": float(bubble_fraction(spans))}

@@ -144,7 +144,8 @@ def _together(runs: Sequence[_Run]) -> _Drawing:
     short = [name.rpartition("-")[0] for name in (run.attempt.parent.name for run in runs)]  # without the hash
     configs = [{**LATER, **read_config(run.attempt)} for run in runs]
     keys = swept(configs)
-    told = [key for key in keys if key.partition(".")[0] not in ("schedule", "chunks", "ranks", "tracking")]
+    usual = ("schedule", "chunks", "ranks", "tracking", "steps", "warmup_steps")
+    told = [key for key in keys if key.partition(".")[0] not in usual]
     unlike = [key for key in told if key.partition(".")[0] not in HOW]
 
     def named(shown: Sequence[str]) -> list[str]:

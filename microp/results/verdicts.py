@@ -137,6 +137,7 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             alone = as_long or alone
             alone = [each for each in alone if each[1].folder in here] or alone
             every, pipelines = len(pipelines), [each for each in pipelines if not each[1].disturbed] or pipelines
+            of = "of these pipelines besides naive" if every < len(several) else "of these pipelines"
             which = "fastest" if every == len(pipelines) else "fastest undisturbed one"
             (alone_ms, one), (best_ms, best) = (min(each, key=lambda launch: launch[0]) for each in (alone, pipelines))
             what = "emulated process" if one.summary["device"] == "emulated" else "process"
@@ -154,7 +155,7 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
             yield (
                 f"{question}{': ' * bool(question)}one {what} takes {alone_ms:.4g} ms for this step{_mark(one)}; "
                 f"{best.summary['schedule']} with chunks={best.config['chunks']}{recomputes} on {_ranks(best)} ranks"
-                f"{f', the {which} of these pipelines,' if every > 1 else ''} takes {best_ms:.4g} ms"
+                f"{f', the {which} {of},' if every > 1 else ''} takes {best_ms:.4g} ms"
                 f"{_mark(best)}: {faster}{', in one launch each' * is_single}"
             )
 

@@ -151,7 +151,7 @@ def test_rank_time_adds_up(outputs):
     assert (timelines.table["bubble"] > 0).all()
     noisy = section("rank_time", Made(Store(outputs).runs().assign(disturbed=True))).exhibits[1]
     titles = [axis.get_title("left") for axis in noisy.figure.axes]
-    assert all(map(re.match, [rf"{name} \(disturbed\): " for name in timelines.table["schedule"]], titles))
+    assert all(map(re.match, [rf"{name} \(disturbed, median " for name in timelines.table["schedule"]], titles))
 
 
 def drawn(rows: list[dict]) -> tuple[dict[str, list[str]], rank_time.Exhibit]:

@@ -223,6 +223,8 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
     larger = [ran("model.layers=32", 90.0), ran("ranks=1 chunks=1 model.layers=32", 180.0)]
     starts = [said.partition(" ms ")[0] for said in one_process([*pipelines, *several[1:], *larger])]
     assert starts == ["model.layers=16: one process takes 80", "model.layers=32: one process takes 180"]
+    [naive] = one_process([*pipelines, ran("schedule=naive", 45.0), ran("ranks=1 chunks=1", 80.0)])
+    assert "; 1f1b with chunks=4 on 2 ranks, the fastest of these pipelines besides naive, takes 50 ms: 1.60" in naive
     [slower] = one_process([*pipelines, ran("ranks=1 chunks=1", 40.0)])
     assert slower.endswith("takes 50 ms: no pipeline here is faster, in one launch each")
     loaded = (Disturbance("load", "load 30 on 2 cores"),)
