@@ -79,7 +79,7 @@ def launch_ranks(job: Job, attempt: Path, entry: Entry = run_rank) -> dict[int, 
         with _process_kept(entry):
             launched = elastic_launch(_launch_config(job, attempt, store.port), _in_new_process)
             results: dict[int, Any] = launched(job, attempt, entry, heartbeats.path)
-        return results
+        return dict(sorted(results.items()))  # elastic has them in the order in which ranks ended
     # 3. say which rank failed, and why
     except SignalException as stop:
         raise KeyboardInterrupt from stop
