@@ -225,7 +225,7 @@ def number_points(
             met += sum(line.intersects_bbox(box, False) + line.intersects_path(leader, False) for line in lines)
             found.append((met, len(found), step, box, leader))
         met, _, step, box, leader = min(found)
-        if met >= 9 and not all_of_them:
+        if met >= 9 and not all_of_them:  # it would lie on another, or outside
             continue
         taken.append(box)
         lines.append(leader)

@@ -123,13 +123,14 @@ def fastest(rows: pd.DataFrame, value: str, unit: str, what: str = "points") -> 
     least, (first, *others) = records(table)[0], records(calm)
     less = f" ({least['point']} took less, {spread(least, value, unit)})" if least["point"] != first["point"] else ""
     alike = [each["point"] for each in others if undecided(of[first["point"]], of[each["point"]], value)]
+    slowest = f"; slowest: {others[-1]['point']} with {spread(others[-1], value, unit)}"
+    slowest *= others[-1]["point"] not in alike  # else it contradicts what it stands behind
     alike[MOST:] = [f"{len(alike) - MOST} more"] * (len(alike) > MOST)
     rank = "least time" if alike else "fastest"
     told = [
         f"{rank} of {len(calm)} {what}{left_out}{doubts(calm, value)}: {first['point']} with "
         f"{spread(first, value, unit)}{less}, with a bubble of {spread(first, BUBBLE)}"
-        f"{', not told apart from ' * bool(alike)}{listed(alike or [''])}; slowest: {others[-1]['point']} with "
-        f"{spread(others[-1], value, unit)}"
+        f"{', not told apart from ' * bool(alike)}{listed(alike or [''])}{slowest}"
     ]
     near = [rows[rows["point"] == point] for point in calm["point"][:2]]
     if all(map(_has_launches, near)):
